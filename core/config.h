@@ -1,0 +1,93 @@
+/* The router's configuration: defaults, then the file, then flags. Plain data; owned by one arena.
+ */
+#ifndef PL_CONFIG_H
+#define PL_CONFIG_H
+
+#include <jansson.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "fleet/engine.h"
+#include "fleet/health.h"
+#include "http/server.h"
+#include "http/upstream.h"
+#include "policy/decide.h"
+
+typedef struct pl_api_key {
+    pl_str key;    /* secret: never logged */
+    pl_str tenant; /* name it stands for */
+} pl_api_key;
+
+typedef struct pl_cidr {
+    unsigned char addr[16]; /* IPv4 as v4-mapped */
+    int bits;               /* of 128 */
+} pl_cidr;
+
+typedef struct pl_config {
+    pl_arena arena;      /* owns every string below */
+    pl_str file;         /* the config file, empty without one */
+    pl_str listen;       /* host:port */
+    pl_str admin_listen; /* host:port, or "off" */
+    pl_str admin_token;  /* needed when the admin address is not loopback */
+    int threads;         /* event loops; 0: cores, at most 8 */
+    pl_engine_spec *engines;
+    int engines_n;
+    pl_str policy;         /* name or file */
+    json_t *policy_params; /* object */
+    pl_str default_model;
+    pl_str *extra_paths; /* further POST paths that are forwarded */
+    int extra_paths_n;
+    pl_api_key *api_keys; /* none: no key is asked for */
+    int api_keys_n;
+    pl_cidr *trusted; /* clients that may pin internals */
+    int trusted_n;
+    bool response_headers; /* x-perilune-* */
+    bool metrics_public, metrics_admin;
+    int usage; /* ask engines for usage in streams: 0 off, 1 when a hook needs it (auto), 2 always
+                */
+    unsigned queue_max;         /* 1024 */
+    double queue_seconds;       /* 30 */
+    int retries;                /* 2 */
+    double retry_budget;        /* 0.2 of the requests of the last 10 s, at least 3 */
+    uint64_t drain_timeout_ms;  /* SIGTERM: 30 s for streams to end */
+    uint64_t remove_timeout_ms; /* removing an engine: 30 s by default */
+    uint32_t max_connections;   /* 10,000 */
+    uint64_t max_body_memory;   /* 1 GiB */
+    unsigned max_json_depth;    /* 64 */
+    size_t max_id_bytes;        /* x-request-id, 128 */
+    pl_server_options server;
+    pl_pool_options pool;
+    pl_health_options health;
+    pl_decider_options decider;
+    uint64_t seed; /* 0: from the OS */
+    pl_log_level log_level;
+    int log_json;           /* -1 auto */
+    size_t vm_memory_bytes; /* 64 MiB a VM */
+} pl_config;
+
+/* All defaults. */
+int pl_config_init(pl_config *c);
+/* Reads a Lua file on top. Errors name the file and the key path. */
+int pl_config_file(pl_config *c, const char *path, pl_errbuf *eb);
+/* Reads an object as the file would give it (for the embedding API). `origin` names it in errors.
+ */
+int pl_config_json(pl_config *c, const json_t *root, const char *origin, pl_errbuf *eb);
+/* One --engine argument: [name=]URL. */
+int pl_config_add_engine(pl_config *c, pl_str arg, pl_errbuf *eb);
+/* One --set argument: key=value; true/false and numbers are typed, the rest is a string. */
+int pl_config_set_param(pl_config *c, pl_str arg, pl_errbuf *eb);
+/* What belongs together: loopback rules, duplicate names, limits in order. */
+int pl_config_finish(pl_config *c, pl_errbuf *eb);
+void pl_config_free(pl_config *c);
+
+/* "host:port" / "[v6]:port" / ":port" (loopback) to an address; names are resolved (blocking:
+ * start-up only). */
+int pl_parse_listen(pl_str s, struct sockaddr_storage *out, pl_errbuf *eb);
+bool pl_addr_is_loopback(const struct sockaddr *a);
+/* The address as text: 127.0.0.1:8000 or [::1]:8000. */
+void pl_addr_text(const struct sockaddr *a, char *out, size_t cap);
+bool pl_cidr_match(const pl_cidr *list, int n, const struct sockaddr *a);
+int pl_cidr_parse(pl_str s, pl_cidr *out);
+
+#endif

@@ -1,0 +1,25 @@
+/* `perilune engine`: the simulated engine behind HTTP, good enough to stand in for SGLang and vLLM.
+ */
+#ifndef PL_FRONT_H
+#define PL_FRONT_H
+
+#include "engine/sim.h"
+
+typedef struct pl_front_options {
+    pl_str listen;  /* host:port, 127.0.0.1:0 picks a port */
+    pl_str kind;    /* sglang | vllm */
+    pl_str *models; /* default: one, "sim" */
+    int models_n;
+    double speed;              /* times real time; 1 */
+    int default_output_tokens; /* when a request sets no limit: 64 */
+    pl_sim_options sim;
+    uint64_t seed;
+} pl_front_options;
+
+void pl_front_options_default(pl_front_options *o);
+
+/* Runs until SIGTERM or SIGINT. Logs event "listening" with the address. 0, or a negative pl_err
+ * with a message. */
+int pl_front_run(const pl_front_options *o, pl_errbuf *eb);
+
+#endif

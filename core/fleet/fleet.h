@@ -1,0 +1,57 @@
+/* The fleet: all engines, and immutable views of it. The control thread changes it; every change
+ * publishes a new view, which the subscriber hands to each loop. A loop reads its view without
+ * locks until it is given the next. */
+#ifndef PL_FLEET_H
+#define PL_FLEET_H
+
+#include "base/err.h"
+#include "fleet/engine.h"
+
+/* A model and the workers that serve it. */
+typedef struct pl_model {
+    pl_str id;
+    pl_worker_state **workers; /* in order of slot */
+    int workers_n;
+} pl_model;
+
+typedef struct pl_view {
+    _Atomic int refs;
+    uint64_t version;
+    pl_engine **engines; /* referenced; removed engines are not in it, draining ones are */
+    int engines_n;
+    pl_model
+        *models; /* sorted by id; the union of what the engines serve (or served when last seen) */
+    int models_n;
+    pl_worker_state **workers; /* all */
+    int workers_n;
+} pl_view;
+
+pl_view *pl_view_ref(pl_view *v);
+void pl_view_unref(pl_view *v);
+/* NULL when no engine serves it. */
+const pl_model *pl_view_model(const pl_view *v, pl_str id);
+/* The one model when there is exactly one, else NULL. */
+const pl_model *pl_view_only_model(const pl_view *v);
+
+typedef struct pl_fleet pl_fleet;
+
+/* publish runs on the thread that made the change, once per change, with a new view whose reference
+ * it owns. */
+pl_fleet *pl_fleet_new(void (*publish)(void *ctx, pl_view *v), void *ctx);
+void pl_fleet_free(pl_fleet *f);
+
+/* All of these take the fleet's lock: callable from any thread. */
+int pl_fleet_add(pl_fleet *f, const pl_engine_spec *spec, pl_engine **out,
+                 pl_errbuf *eb);                    /* *out is a new reference; PL_EEXISTS */
+pl_engine *pl_fleet_find(pl_fleet *f, pl_str name); /* new reference or NULL */
+int pl_fleet_drain(pl_fleet *f, pl_engine *e, bool draining); /* false: back to active */
+int pl_fleet_remove(pl_fleet *f,
+                    pl_engine *e); /* out of the next view at once; its requests go on */
+/* Models an engine serves; publishes only when they changed. */
+int pl_fleet_set_models(pl_fleet *f, pl_engine *e, const pl_str *ids, int n);
+/* The models last known of an engine, sorted; copies into the arena. */
+struct pl_arena;
+int pl_fleet_models(pl_fleet *f, const pl_engine *e, struct pl_arena *a, pl_str **ids);
+pl_view *pl_fleet_view(pl_fleet *f); /* new reference to the current view */
+
+#endif

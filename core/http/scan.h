@@ -1,0 +1,129 @@
+/* The request body: one pass over JSON bytes that validates them, finds the top-level members that
+ * matter and builds no tree; and splicing edits into the original bytes. Keys are compared after
+ * unescaping. Pure functions. */
+#ifndef PL_SCAN_H
+#define PL_SCAN_H
+
+#include "base/arena.h"
+#include "base/str.h"
+
+/* Members the router reads itself. A duplicate of one of these is an error; others may repeat. */
+#define PL_MEMBER_MAP(XX)                                                                          \
+    XX(MODEL, "model")                                                                             \
+    XX(STREAM, "stream")                                                                           \
+    XX(STREAM_OPTIONS, "stream_options")                                                           \
+    XX(MAX_TOKENS, "max_tokens")                                                                   \
+    XX(MAX_COMPLETION_TOKENS, "max_completion_tokens")                                             \
+    XX(MAX_OUTPUT_TOKENS, "max_output_tokens")                                                     \
+    XX(SAMPLING_PARAMS, "sampling_params")                                                         \
+    XX(N, "n")                                                                                     \
+    XX(PRIORITY, "priority")                                                                       \
+    XX(MESSAGES, "messages")                                                                       \
+    XX(SYSTEM, "system")                                                                           \
+    XX(TOOLS, "tools")                                                                             \
+    XX(PROMPT, "prompt")                                                                           \
+    XX(INPUT, "input")                                                                             \
+    XX(INPUT_IDS, "input_ids")                                                                     \
+    XX(INSTRUCTIONS, "instructions")                                                               \
+    XX(TEXT, "text")                                                                               \
+    XX(QUERY, "query")                                                                             \
+    XX(DOCUMENTS, "documents")                                                                     \
+    XX(NVEXT, "nvext")                                                                             \
+    XX(EXTRA_ARGS, "extra_args")                                                                   \
+    XX(SESSION_ID, "session_id")                                                                   \
+    XX(SESSION_PARAMS, "session_params")                                                           \
+    XX(RID, "rid")                                                                                 \
+    XX(ROUTED_DP_RANK, "routed_dp_rank")                                                           \
+    XX(DATA_PARALLEL_RANK, "data_parallel_rank")                                                   \
+    XX(USER, "user")
+
+typedef enum pl_member_id {
+#define XX(id, name) PL_MEMBER_##id,
+    PL_MEMBER_MAP(XX)
+#undef XX
+        PL_MEMBER_COUNT
+} pl_member_id;
+
+typedef enum pl_json_type {
+    PL_JSON_ABSENT,
+    PL_JSON_NULL,
+    PL_JSON_TRUE,
+    PL_JSON_FALSE,
+    PL_JSON_NUMBER,
+    PL_JSON_STRING,
+    PL_JSON_ARRAY,
+    PL_JSON_OBJECT
+} pl_json_type;
+
+typedef struct pl_member {
+    pl_json_type type;
+    size_t key_at;     /* offset of the key's opening quote */
+    pl_str raw;        /* the value's bytes in the body, quotes included */
+    uint32_t elements; /* arrays: top-level elements */
+    bool escaped;      /* strings: contains a backslash */
+} pl_member;
+
+typedef struct pl_scan {
+    pl_member members[PL_MEMBER_COUNT];
+    size_t open_at;     /* offset of the object's '{' */
+    size_t close_at;    /* offset of its '}' */
+    uint32_t members_n; /* all top-level members */
+    size_t error_at;    /* when failed: offset of the first byte that is wrong */
+    const char *error;  /* when failed: static text */
+} pl_scan;
+
+/* Validates `body` as one JSON object (RFC 8259: strict; nesting at most max_depth; UTF-8 checked
+ * in the members of the map and in keys). 0, or PL_ESYNTAX / PL_ELIMIT with error_at and error set.
+ */
+int pl_scan_body(pl_str body, unsigned max_depth, pl_scan *out);
+
+/* The string value of a member, unescaped: the raw bytes when there is nothing to unescape, else a
+ * copy in the arena. {NULL,0} when m is not a string or out of memory. */
+pl_str pl_member_string(pl_arena *a, const pl_member *m);
+
+/* Any top-level member by its name (first occurrence), for req:member(). type ABSENT when there is
+ * none. */
+pl_member pl_scan_find(pl_str body, const pl_scan *s, pl_str name);
+
+/* A member of an object value (raw as in pl_member.raw, already validated). type ABSENT when there
+ * is none. */
+pl_member pl_object_find(pl_str object, pl_str name);
+
+/* Numbers: 0 and *out, PL_ENOTFOUND when absent or null, PL_EINVALID when not a number. */
+int pl_member_number(const pl_member *m, double *out);
+
+/* Estimated prompt tokens: token-id arrays are counted, text is bytes / 4 over messages, system,
+ * tools, prompt, input, instructions, text, query, documents. At least 1. */
+double pl_scan_prompt_tokens(const pl_scan *s);
+
+/* One edit of the body: bytes [at, at + remove) are replaced by `insert`. Edits are kept in order
+ * of `at` and must not overlap. */
+typedef struct pl_edit {
+    size_t at, remove;
+    pl_str insert;
+} pl_edit;
+
+#define PL_EDITS_MAX 8
+
+typedef struct pl_edits {
+    pl_edit v[PL_EDITS_MAX];
+    int n;
+} pl_edits;
+
+/* 0, PL_ELIMIT when full, PL_EINVALID on overlap. `insert` must outlive the edits. */
+int pl_edits_add(pl_edits *e, size_t at, size_t remove, pl_str insert);
+
+/* Sets a top-level member to raw JSON: replaces its value when present, else appends it before the
+ * closing brace. `name` must need no escaping. */
+int pl_edits_set(pl_edits *e, pl_arena *a, pl_str body, const pl_scan *s, pl_member_id id,
+                 pl_str raw_json);
+
+/* Removes a top-level member together with one comma. */
+int pl_edits_remove(pl_edits *e, pl_str body, const pl_scan *s, pl_member_id id);
+
+/* The edited body as at most 2 * PL_EDITS_MAX + 1 slices of the original and the inserts; returns
+ * their number and the total length. */
+int pl_edits_slices(const pl_edits *e, pl_str body, pl_str slices[2 * PL_EDITS_MAX + 1],
+                    size_t *total);
+
+#endif

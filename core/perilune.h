@@ -1,0 +1,40 @@
+/* perilune as a library: the router behind opaque handles. Everything here is thread-safe unless it
+ * says otherwise. Errors are negative pl_err codes (base/err.h); pl_strerror names them. */
+#ifndef PERILUNE_H
+#define PERILUNE_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PERILUNE_VERSION "0.1.0"
+
+typedef struct pl_router pl_router;
+
+/* Builds a router from a configuration as JSON (the keys of the Lua config file; NULL: all
+ * defaults). On failure *out is NULL and `error` (may be NULL) has the reason. */
+int pl_router_new(const char *config_json, pl_router **out, char *error, size_t error_cap);
+
+/* Opens the ports, loads the policy and starts the loops; returns when requests are accepted. */
+int pl_router_start(pl_router *r, char *error, size_t error_cap);
+
+/* Runs the control loop on the calling thread until pl_router_stop. Returns 0 after a clean drain.
+ */
+int pl_router_run(pl_router *r);
+
+/* Drains: no new connections, streams get the drain timeout. A second call cuts them. */
+void pl_router_stop(pl_router *r);
+
+/* Ports that were bound (useful with port 0); -1 before start or when off. */
+int pl_router_port(const pl_router *r);
+int pl_router_admin_port(const pl_router *r);
+
+void pl_router_free(pl_router *r);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

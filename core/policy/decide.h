@@ -1,0 +1,87 @@
+/* The main decision: which worker serves a request. Builds the records, asks the policy, validates,
+ * falls back. One decider per loop (or simulator); not thread-safe. Knows no sockets. */
+#ifndef PL_DECIDE_H
+#define PL_DECIDE_H
+
+#include "fleet/fleet.h"
+#include "policy/vm.h"
+
+/* Hook latencies, errors and clamps; written by the decider's thread, read relaxed by /metrics. */
+typedef struct pl_policy_stats {
+    pl_hist latency[PL_HOOK_COUNT];
+    _Atomic uint64_t calls[PL_HOOK_COUNT], errors[PL_HOOK_COUNT], clamped[PL_HOOK_COUNT];
+    _Atomic uint64_t fallbacks;   /* decisions the policy did not make because of an error */
+    _Atomic uint64_t suspensions; /* times the policy was suspended */
+    _Atomic int suspended;        /* now */
+    _Atomic uint64_t vm_rebuilds;
+    _Atomic uint64_t refresh_ns; /* of the last 1-in-64 sample: filling the records */
+} pl_policy_stats;
+
+typedef struct pl_decider pl_decider;
+
+typedef struct pl_decider_options {
+    pl_breaker_options breaker;
+    double max_wait_seconds;                  /* clamp for QUEUE, 30 */
+    double max_retry_after_seconds;           /* clamp for SHED, 3600 */
+    double default_prefill_tokens_per_second; /* records, until measured: 8,000 */
+    /* five errors in ten seconds suspend the policy for 1, 2, 4 .. 60 s; then one request probes it
+     */
+    unsigned strikes;
+    double strike_window_seconds;
+    pl_clock clock;
+} pl_decider_options;
+
+void pl_decider_options_default(pl_decider_options *o);
+
+pl_decider *pl_decider_new(const pl_decider_options *o, pl_policy_stats *stats);
+void pl_decider_free(pl_decider *d); /* frees its VM */
+
+/* Swaps the VM in (takes it) and returns the old one (give it to pl_vm_free). */
+pl_vm *pl_decider_swap(pl_decider *d, pl_vm *vm, uint64_t generation);
+pl_vm *pl_decider_vm(pl_decider *d);
+uint64_t pl_decider_generation(const pl_decider *d);
+const char *pl_decider_policy_name(
+    const pl_decider *d); /* "least_loaded (built in)" while there is none or it is suspended */
+
+/* One request across its decisions. The owner fills the upper part once. */
+typedef struct pl_ask {
+    struct pl_req req;
+    pl_request_view strings;   /* worker_name is filled by the decider */
+    const pl_model *model;     /* its workers are the candidates */
+    pl_worker_state *tried[8]; /* engines that failed it: all their workers are out */
+    int tried_n;
+    int clamped; /* out: adds up over the request */
+} pl_ask;
+
+typedef enum pl_outcome_kind {
+    PL_DECIDED,   /* worker is set */
+    PL_ASK_QUEUE, /* all busy, or admit said so: wait at most wait_seconds */
+    PL_ASK_SHED,  /* 503 with retry_after_seconds */
+    PL_NO_WORKER  /* nobody is healthy */
+} pl_outcome_kind;
+
+typedef struct pl_decision {
+    pl_outcome_kind kind;
+    pl_worker_state *worker;
+    double wait_seconds, retry_after_seconds;
+    double shrink_max_tokens; /* -1, or the output limit to put into the body */
+    char reason[PL_REASON_MAX + 1];
+    bool by_policy; /* false: a fallback decided */
+} pl_decision;
+
+void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out);
+
+/* A fault: what to do (enum pl_action, validated against the table of the design), with its
+ * argument. */
+int pl_decide_fault(pl_decider *d, pl_ask *ask, const struct pl_fault *fault, double *arg);
+
+void pl_decide_done(pl_decider *d, pl_ask *ask, const struct pl_outcome *outcome);
+bool pl_decider_wants_done(const pl_decider *d);
+void pl_decider_tick(pl_decider *d, double now_seconds);
+
+/* The built-in choice: fewest in-flight requests per weight, ties by the request's random. NULL
+ * when none is eligible. */
+pl_worker_state *pl_decide_least_loaded(const pl_ask *ask, const pl_decider_options *o,
+                                        uint64_t now_ns);
+
+#endif
