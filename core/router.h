@@ -48,6 +48,7 @@ struct pl_loop {
     pl_loop_metrics metrics;
     pl_policy_stats policy_stats;
     bool draining;
+    void (*drained)(struct pl_router *r); /* runs on the control thread */
 };
 
 struct pl_router {
@@ -73,6 +74,12 @@ struct pl_router {
     _Atomic int usable_engines; /* for /readyz */
     int port, admin_port;       /* real ones */
     int exit_code;
+    bool control_ready;
+    int loops_inited, running; /* loops prepared; threads started */
+    int loops_drained, loops_cut;
+    bool cutting, stopping;
+    pl_timer drain_timer;
+    struct pl_removal *removals; /* engines on their way out */
 };
 
 /* Builds a router and takes the (finished) configuration; nothing runs yet. */
@@ -104,6 +111,8 @@ int pl_router_remove_engine(pl_router *r, pl_engine *e, uint64_t deadline_ms,
 /* SIGHUP: reads the config file again; engines that came from it are added and removed, the policy
  * is reloaded. */
 void pl_router_reconcile(pl_router *r);
+/* Forgets a removal and tells its owner; for shutdown. */
+void pl_router_end_removal(struct pl_removal *rm);
 
 /* --- any thread --- */
 void pl_router_render_metrics(pl_router *r, pl_buf *out);
