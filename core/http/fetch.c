@@ -77,7 +77,7 @@ static void on_end(pl_call *c)
 static void on_fail(pl_call *c, int err);
 static const pl_call_events events = {on_head, on_body, on_end, on_fail};
 
-static pl_call *send(pl_fetch *f, bool fresh)
+static pl_call *fetch_send(pl_fetch *f, bool fresh)
 {
     pl_str bytes = pl_buf_str(&f->request);
     return pl_call_send(f->pool, &bytes, 1, false, fresh, 0, &events, f);
@@ -88,7 +88,7 @@ static void on_fail(pl_call *c, int err)
     pl_fetch *f = c->user;
     if (err == PL_ERESET && c->reused && !c->got_any && f->again) {
         f->again = false;
-        f->call = send(f, true);
+        f->call = fetch_send(f, true);
         if (f->call)
             return;
         err = PL_ENOMEM;
@@ -115,12 +115,13 @@ static int compose(pl_buf *b, const pl_resolver *to, pl_method method, pl_str pa
                    pl_str body)
 {
     bool v6 = strchr(to->host, ':') != NULL;
-    int rc = pl_buf_addf(b, "%.*s %.*s HTTP/1.1\r\nHost: %s%s%s:%d\r\n",
-                         PL_FMT(pl_method_names[method]), PL_FMT(path), v6 ? "[" : "", to->host,
-                         v6 ? "]" : "", to->port);
+    int rc =
+        pl_buf_addf(b, "%.*s %.*s HTTP/1.1\r\nHost: %s%s%s:%d\r\n", PL_FMT(pl_method_names[method]),
+                    PL_FMT(path), v6 ? "[" : "", to->host, v6 ? "]" : "", to->port);
     if (rc == 0)
-        rc = pl_buf_addf(b, "User-Agent: perilune/0.1\r\nAccept: */*\r\n"
-                            "Connection: keep-alive\r\n%.*s",
+        rc = pl_buf_addf(b,
+                         "User-Agent: perilune/0.1\r\nAccept: */*\r\n"
+                         "Connection: keep-alive\r\n%.*s",
                          PL_FMT(extra));
     if (rc == 0 && body.p)
         rc = pl_buf_addf(b, "Content-Length: %zu\r\n", body.n);
@@ -142,7 +143,7 @@ pl_fetch *pl_fetch_start(pl_pool *p, pl_method method, pl_str path, pl_str extra
     f->done = done;
     f->user = user;
     if (compose(&f->request, &p->resolver, method, path, extra, body) < 0 ||
-        !(f->call = send(f, false))) {
+        !(f->call = fetch_send(f, false))) {
         fetch_free(f);
         return NULL;
     }

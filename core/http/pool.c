@@ -90,8 +90,8 @@ static void on_idle_timer(pl_timer *t)
     while (p->oldest && idle_expired(p->oldest))
         pl_upconn_close(p->oldest);
     if (p->oldest)
-        pl_wheel_arm(p->wheel, t,
-                     p->oldest->idle_at_ms + p->o.pool_idle_ms - p->wheel->now_ms, on_idle_timer);
+        pl_wheel_arm(p->wheel, t, p->oldest->idle_at_ms + p->o.pool_idle_ms - p->wheel->now_ms,
+                     on_idle_timer);
 }
 
 pl_upconn *pl_upconn_take(pl_pool *p)
@@ -142,7 +142,6 @@ static void on_conn_closed(uv_handle_t *h)
     pl_upconn *c = h->data;
     pl_pool *p = c->pool;
     pl_reader_free(&c->reader);
-    free(c->headers);
     free(c);
     p->conns_n--;
     pl_pool_settle(p);
@@ -170,8 +169,7 @@ static void on_connect(uv_connect_t *req, int status)
         return;
     pl_upcall *call = c->call;
     if (status == 0)
-        status =
-            uv_read_start((uv_stream_t *)&c->tcp, pl_upcall_on_alloc, pl_upcall_on_read);
+        status = uv_read_start((uv_stream_t *)&c->tcp, pl_upcall_on_alloc, pl_upcall_on_read);
     if (status < 0) {
         pl_upconn_close(c);
         pl_upcall_connect_next(call, status);
@@ -198,7 +196,7 @@ static int conn_open(pl_upcall *call, const pl_address *a)
     c->tcp.data = c;
     c->pool = p;
     p->conns_n++;
-    pl_reader_init(&c->reader, false, &p->limits, &p->scratch, pl_upcall_on_slice, c);
+    pl_reader_init(&c->reader, false, &p->limits, NULL, pl_upcall_on_slice, c);
     uv_tcp_nodelay(&c->tcp, 1);
     int rc = uv_tcp_connect(req, &c->tcp, &a->any, on_connect);
     if (rc < 0) {
@@ -285,9 +283,6 @@ pl_pool *pl_pool_new(uv_loop_t *loop, pl_wheel *wheel, pl_str host, int port,
     p->o = *o;
     p->limits = pl_limits_default;
     p->limits.head_bytes = o->max_head_bytes;
-    /* bodies are passed on, never collected here: no limit on what is not kept */
-    p->limits.body_bytes = SIZE_MAX / 4;
-    p->limits.chunk_overhead_bytes = SIZE_MAX / 4;
     if (pl_resolver_init(&p->resolver, loop, host, port, on_resolved) < 0 ||
         uv_timer_init(loop, &p->soon) != 0) {
         pl_resolver_free(&p->resolver);
@@ -319,7 +314,6 @@ void pl_pool_settle(pl_pool *p)
     if (!p->soon_gone || p->conns_n > 0 || p->resolver.busy)
         return;
     pl_resolver_free(&p->resolver);
-    pl_arena_free(&p->scratch);
     free(p);
 }
 

@@ -8,7 +8,9 @@
 #include "base/err.h"
 
 #define FRESH_MS 30000 /* how long an answer is used */
-#define RETRY_MS 1000  /* how soon a failed question may be asked again while old addresses serve */
+#define RETRY_MS                                                                                   \
+    1000 /* how soon a failed question may be asked again while old addresses serve                \
+          */
 
 static void set_port(pl_address *a, int port)
 {

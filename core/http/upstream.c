@@ -315,38 +315,13 @@ void pl_upcall_on_slice(void *ctx, const char *p, size_t n)
     in.slices[in.slices_n++] = (pl_str){p, n};
 }
 
-/* The head's table moves from the pool's shared arena to the connection's own memory. */
-static bool keep_head(pl_upconn *conn, pl_head *into)
-{
-    const pl_head *h = &conn->reader.head;
-    if (h->headers_n > conn->headers_cap) {
-        pl_header *mem = realloc(conn->headers, (size_t)h->headers_n * sizeof *mem);
-        if (!mem)
-            return false;
-        conn->headers = mem;
-        conn->headers_cap = h->headers_n;
-    }
-    if (h->headers_n)
-        memcpy(conn->headers, h->headers, (size_t)h->headers_n * sizeof *conn->headers);
-    *into = *h;
-    into->headers = conn->headers;
-    pl_arena_reset(&conn->pool->scratch);
-    return true;
-}
-
 /* A head is complete. 1xx are swallowed and the reader goes on to the next head; else the call is
  * STREAMING. May end the call. */
 static void call_head(pl_upcall *c)
 {
     pl_upconn *conn = c->conn;
-    int status = conn->reader.head.status;
-    if (status == 101) {
-        pl_upcall_fail(c, PL_EPROTOCOL, "the engine switches protocols unasked");
-        return;
-    }
-    if (status < 200) {
+    if (conn->reader.head.status < 200) {
         pl_reader_next(&conn->reader);
-        pl_arena_reset(&conn->pool->scratch);
         conn->reader.no_body = c->head_request;
         c->in_head = false;
         if (c->sent_all) { /* still the same wait for the answer */
@@ -356,10 +331,7 @@ static void call_head(pl_upcall *c)
         }
         return;
     }
-    if (!keep_head(conn, &c->pub.head)) {
-        pl_upcall_fail(c, PL_ENOMEM, "out of memory");
-        return;
-    }
+    c->pub.head = conn->reader.head;
     /* the answer is there: what was not sent yet is not wanted, and the slices may go now */
     c->at = c->bufs_n;
     c->head_seen = true;

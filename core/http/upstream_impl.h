@@ -33,11 +33,9 @@ struct pl_upconn {
     pl_upconn *newer, *older; /* in the idle list */
     uint64_t idle_at_ms;
     pl_reader reader;
-    pl_header *headers; /* of the current response: a copy, since the pool's arena is shared */
-    int headers_cap;
-    uint8_t state;     /* pl_upconn_state */
-    bool next_message; /* pl_reader_next is due before the next byte; the old head stays until then
-                        */
+    uint8_t state; /* pl_upconn_state */
+    bool
+        next_message; /* pl_reader_next is due before the next byte: the old head stays till then */
 };
 
 typedef struct pl_upcall_list {
@@ -75,7 +73,6 @@ struct pl_pool {
     pl_pool_options o;
     pl_limits limits; /* of responses */
     pl_resolver resolver;
-    pl_arena scratch;           /* header tables while a head is parsed */
     pl_upconn *newest, *oldest; /* idle connections */
     unsigned idle_n;
     pl_timer idle_timer;                    /* for the oldest one */
