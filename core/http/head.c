@@ -346,8 +346,6 @@ static bool place_table(pl_reader *r, unsigned n)
 bool pl_head_parse(pl_reader *r)
 {
     pl_head *h = &r->head;
-    memset(h, 0, sizeof *h);
-    h->request = r->request;
     unsigned max = r->lines - 1;
     if (!place_table(r, max))
         return false;

@@ -344,6 +344,8 @@ static void start_message(pl_reader *r)
     r->lead = 0;
     r->head_n = r->line_at = r->checked = 0;
     r->lines = 0;
+    memset(&r->head, 0, sizeof r->head);
+    r->head.request = r->request;
     r->overhead = r->body_seen = 0;
     r->trailer = r->trailer_col = 0;
     r->status = 0;
