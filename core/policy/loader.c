@@ -46,6 +46,14 @@ void pl_vm_budget_end(pl_vm *vm)
     lua_sethook(vm->L, NULL, 0, 0);
 }
 
+void pl_vm_load_text(lua_State *L, const char *bytes, size_t n, const char *chunk)
+{
+    if (n && bytes[0] == LUA_SIGNATURE[0])
+        luaL_error(L, "%s:1: this is bytecode; only Lua text is loaded", chunk + 1);
+    if (luaL_loadbufferx(L, bytes, n, chunk, "t") != 0)
+        lua_error(L);
+}
+
 int pl_vm_load_internal(lua_State *L)
 {
     // stack: name
@@ -56,8 +64,7 @@ int pl_vm_load_internal(lua_State *L)
     const pl_embedded *e = pl_embedded_find(path);
     if (!e)
         return luaL_error(L, "%s is not compiled in", path);
-    if (luaL_loadbufferx(L, e->bytes, e->n, chunk, "t") != 0)
-        return lua_error(L);
+    pl_vm_load_text(L, e->bytes, e->n, chunk);
     return 1;
 }
 
@@ -114,9 +121,9 @@ int pl_vm_load_beside(lua_State *L)
         n = file->n;
         chunk = file->chunk;
     }
-    if (luaL_loadbufferx(L, bytes, n, chunk, "t") != 0) {
-        vm->stage = "parse";
-        return lua_error(L);
-    }
+    const char *stage = vm->stage;
+    vm->stage = "parse";
+    pl_vm_load_text(L, bytes, n, chunk);
+    vm->stage = stage;
     return 1;
 }

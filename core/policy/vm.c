@@ -16,7 +16,8 @@
 #define CARRY_BYTES       65536
 #define IDLE_SLICE_NS     50000
 #define GC_START_BYTES    (256u << 10) /* growth since the last cycle that starts the next one */
-#define GC_FORCE_BYTES    (8u << 20)   /* growth that no longer waits for idleness */
+#define GC_FORCE_BYTES    (2u << 20)   /* growth that no longer waits for idleness */
+#define FORCED_SLICE_NS   500000
 #define DEFAULT_MEMORY    (64u << 20)
 
 /* --- errors --- */
@@ -107,8 +108,7 @@ static int load_policy(lua_State *L)
     const pl_source_file *main_file = pl_source_main(vm->src);
     lua_getfield(L, 2, "run");
     vm->stage = "parse";
-    if (luaL_loadbufferx(L, main_file->bytes, main_file->n, main_file->chunk, "t") != 0)
-        return lua_error(L);
+    pl_vm_load_text(L, main_file->bytes, main_file->n, main_file->chunk);
     vm->stage = "run";
     lua_call(L, 1, 1);
     vm->stage = "check";
@@ -315,33 +315,49 @@ void pl_vm_set_dry(pl_vm *vm, bool dry)
 
 /* --- garbage --- */
 
+typedef struct gc_call {
+    pl_vm *vm;
+    uint64_t ns; /* how long it may take; UINT64_MAX: to the end of the cycle */
+} gc_call;
+
 static int gc_slice(lua_State *L)
 {
-    // stack: vm
-    pl_vm *vm = lua_touserdata(L, 1);
-    uint64_t until = pl_now_ns() + IDLE_SLICE_NS;
+    // stack: call
+    gc_call *c = lua_touserdata(L, 1);
+    uint64_t from = pl_now_ns();
     do {
         if (lua_gc(L, LUA_GCSTEP, 0)) {
-            vm->gc_running = false;
-            vm->gc_base = pl_vm_arena_used(vm->arena);
+            c->vm->gc_running = false;
+            c->vm->gc_base = pl_vm_arena_used(c->vm->arena);
             break;
         }
-    } while (pl_now_ns() < until);
+    } while (pl_now_ns() - from < c->ns);
     lua_gc(L, LUA_GCSTOP, 0); /* a step starts the collector again */
     return 0;
 }
 
-/* A collection may reach the cap when it shrinks a table: hence protected. */
-static void collect_some(pl_vm *vm)
+/* Protected, in case a collection needs memory at the cap. */
+static void collect_some(pl_vm *vm, uint64_t ns)
 {
-    vm->gc_running = true;
     lua_State *L = vm->L;
+    gc_call c = {vm, ns};
+    vm->gc_running = true;
     lua_pushcfunction(L, gc_slice);
-    lua_pushlightuserdata(L, vm);
+    lua_pushlightuserdata(L, &c);
     if (lua_pcall(L, 1, 0, 0) != 0) {
         vm->broken = true;
         lua_pop(L, 1);
     }
+}
+
+/* There was no idle moment for long: garbage has grown while requests came in. */
+static void collect_forced(pl_vm *vm)
+{
+    size_t used = pl_vm_arena_used(vm->arena);
+    if (used > vm->options.memory_bytes / 2)
+        collect_some(vm, UINT64_MAX);
+    else if (used > vm->gc_base + GC_FORCE_BYTES)
+        collect_some(vm, FORCED_SLICE_NS);
 }
 
 void pl_vm_idle(pl_vm *vm)
@@ -349,7 +365,7 @@ void pl_vm_idle(pl_vm *vm)
     if (vm->broken)
         return;
     if (vm->gc_running || pl_vm_arena_used(vm->arena) > vm->gc_base + GC_START_BYTES)
-        collect_some(vm);
+        collect_some(vm, IDLE_SLICE_NS);
 }
 
 /* --- entries --- */
@@ -381,8 +397,8 @@ static int enter(pl_vm *vm, int slot, int hook, pl_vm_error *err)
     lua_State *L = vm->L;
     if (vm->broken)
         return failed_early(err, hook_name(hook), "this VM is to be rebuilt");
-    if (!(++vm->calls & 63) && pl_vm_arena_used(vm->arena) > vm->gc_base + GC_FORCE_BYTES)
-        collect_some(vm);
+    if (!(++vm->calls & 63))
+        collect_forced(vm);
     vm->records.verdict->hook = hook;
     lua_pushvalue(L, slot);
     int status = lua_pcall(L, 0, 0, PL_SLOT_EXPLAIN);

@@ -58,13 +58,15 @@ struct pl_vm {
  * errors. Returns PL_EPOLICY. */
 int pl_vm_failed(pl_vm *vm, int lua_status, const char *stage, pl_vm_error *err);
 
-/* Calls fn(vm's state) under the handler with the arguments that are on the stack. */
+/* The VM that L belongs to. */
 pl_vm *pl_vm_of(lua_State *L);
 
 /* --- loader.c --- */
 /* Instruction budget of the phase that begins; ends with pl_vm_budget_end. */
 void pl_vm_budget_begin(pl_vm *vm, long instructions);
 void pl_vm_budget_end(pl_vm *vm);
+/* Pushes the function of a text chunk; raises on a syntax error and on bytecode. */
+void pl_vm_load_text(lua_State *L, const char *bytes, size_t n, const char *chunk);
 /* Lua functions: load_internal(name) and load_beside(module). */
 int pl_vm_load_internal(lua_State *L);
 int pl_vm_load_beside(lua_State *L);
