@@ -1,8 +1,8 @@
 -- consistent_hash: requests with the same key go to the same worker, unless it is overloaded.
 --
 -- Intent     Cache affinity without looking at prompts: give each conversation (user, document) a
---            key, and its prefix stays warm on one worker. When workers come or go, only the keys of
---            their part of the ring move.
+--            key, and its prefix stays warm on one worker. When workers come or go, only the keys
+--            of their part of the ring move.
 -- Source     Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2018): walk
 --            the ring from the key to the first worker with less than c times the mean load.
 -- Signals    A header, a body member or the session id as the key; in the ring, w.eligible,
