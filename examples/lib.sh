@@ -75,19 +75,15 @@ install_missing() {
     done
     [ -n "$missing" ] || return 0
     say "installing:$missing"
+    # shellcheck disable=SC2086 # lists on purpose
     case "$distro" in
         debian-* | ubuntu-*)
             as_root apt-get update -q >&2 || say "warning: apt-get update failed"
-            # shellcheck disable=SC2086 # a list on purpose
-            removals=$(apt-get -s --no-install-recommends install $missing | grep '^Remv ')
-            [ -z "$removals" ] || die "installing them would remove packages, so nothing was done:
-$removals"
-            # shellcheck disable=SC2086
+            removals=$(apt-get -s --no-install-recommends install $missing | grep '^Remv ') || :
+            [ -z "$removals" ] || die "that would remove packages, so nothing was done: $removals"
             as_root env DEBIAN_FRONTEND=noninteractive \
                 apt-get install -qq -y --no-install-recommends $missing >&2 ;;
-        # shellcheck disable=SC2086
         fedora) as_root dnf install -y --setopt=install_weak_deps=False $missing >&2 ;;
-        # shellcheck disable=SC2086
         alpine) as_root apk add $missing >&2 ;;
     esac || die "could not install:$missing"
 }

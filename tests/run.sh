@@ -53,8 +53,9 @@ if [ "$install" = 1 ]; then
     if [ "$quick" = 1 ]; then need build test; else need build test fuzz; fi
     need_node
 fi
-if [ ! -d tests/node_modules/openai ] || [ tests/package-lock.json -nt tests/node_modules/.stamp ]; then
-    (cd tests && npm ci --no-audit --no-fund --loglevel=error >&2) && touch tests/node_modules/.stamp
+if ! cmp -s tests/package-lock.json tests/node_modules/.locked; then
+    (cd tests && npm ci --no-audit --no-fund --loglevel=error >&2) &&
+        cp tests/package-lock.json tests/node_modules/.locked
 fi
 
 # --- build -----------------------------------------------------------------------------------------
@@ -62,6 +63,7 @@ build() { # PRESET EXTRA...
     preset=$1
     shift
     headline "build $preset"
+    # shellcheck disable=SC2016 # expands in the inner shell
     one "build $preset" sh -c 'cmake --preset "$@" && cmake --build --preset "$1"' - "$preset" "$@"
 }
 build asan
@@ -155,7 +157,7 @@ if [ "$quick" = 0 ]; then
     if [ -n "$clang" ]; then
         build fuzz -DCMAKE_C_COMPILER="$clang"
         for target in build-fuzz/fuzz_*; do
-            [ -x "$target" ] && [ -f "$target" ] || continue
+            case "$target" in *.* | *'*') continue ;; esac
             name=${target##*/fuzz_}
             headline "fuzz $name, $fuzz_seconds s"
             mkdir -p "build-fuzz/found/$name" "tests/fuzz/corpus/$name"
