@@ -2,6 +2,7 @@
 // moments that the test chooses.
 import http from 'node:http';
 import { once } from 'node:events';
+import { cleanup } from './cleanup.mjs';
 
 // A promise with its handles: tests open gates instead of sleeping.
 export function gate() {
@@ -212,7 +213,7 @@ export class FakeEngine {
 
 export async function fakeEngine(t, options) {
   const engine = await new FakeEngine(options).listen();
-  t.after(async () => {
+  cleanup(t, async () => {
     for (const socket of engine.sockets) socket.destroy();
     if (engine.server.listening) await new Promise((resolve) => { engine.server.close(resolve); });
   });

@@ -7,6 +7,7 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import assert from 'node:assert/strict';
+import { cleanup } from './cleanup.mjs';
 import { get } from './http.mjs';
 
 export const root = join(dirname(fileURLToPath(import.meta.url)), '..', '..', '..');
@@ -30,7 +31,7 @@ export async function until(what, probe, { timeout = 20000, every = 10 } = {}) {
 // A scratch directory that the test removes.
 export function scratch(t) {
   const directory = mkdtempSync(join(tmpdir(), 'perilune-test-'));
-  t.after(() => rmSync(directory, { recursive: true, force: true }));
+  cleanup(t, () => rmSync(directory, { recursive: true, force: true }));
   return directory;
 }
 
@@ -137,7 +138,7 @@ function urlOf(entry) {
 // One simulated engine; flags as on the command line.
 export async function startEngine(t, { flags = [] } = {}) {
   const program = new Program(['engine', '--listen', '127.0.0.1:0', ...flags]);
-  t.after(() => program.stop());
+  cleanup(t, () => program.stop());
   program.url = urlOf(await program.log('listening'));
   return program;
 }
@@ -156,7 +157,7 @@ export async function startRouter(t, {
   for (const [name, url] of Object.entries(engines)) args.push('--engine', `${name}=${url}`);
   if (policy) args.push('--policy', policy);
   const program = new Program([...args, ...flags], { env });
-  t.after(() => program.stop());
+  cleanup(t, () => program.stop());
   program.config = file;
   program.directory = directory;
   program.url = urlOf(await program.log('listening'));
