@@ -100,8 +100,9 @@ typedef struct pl_request_view {
     pl_str model, tenant, path, id, session_id;
     pl_str (*find_header)(void *ctx, pl_str name);
     pl_str (*find_member)(void *ctx, pl_str name);
-    pl_str (*worker_name)(void *ctx, int index);
-    void *ctx;
+    void *ctx; /* of find_header and find_member */
+    pl_str (*worker_name)(void *worker_ctx, int index);
+    void *worker_ctx;
     uint64_t seed; /* of pl.random and ties */
 } pl_request_view;
 
