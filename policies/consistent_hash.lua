@@ -5,8 +5,8 @@
 --            of their part of the ring move.
 -- Source     Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2018): walk
 --            the ring from the key to the first worker with less than c times the mean load.
--- Signals    A header, a body member or the session id as the key; in the ring, w.eligible,
---            w.inflight and the mean load; w.inflight and w.weight without a key.
+-- Signals    A header, a body member or the session id as the key; w.eligible, w.inflight, w.weight
+--            (in the ring: the share of the ring and of the load).
 -- Parameters header ("x-perilune-key"): the request header that holds the key; "" for none.
 --            member ("prompt_cache_key"): the body member that does; "" for none.
 --            load_factor (1.25): c above. Nearer to 1 balances better and keeps caches worse.
@@ -23,7 +23,7 @@ local policy = {
 }
 
 function policy.init(params)
-  assert(params.load_factor > 1, "load_factor must be above 1")
+  assert(params.load_factor >= 1, "load_factor must be at least 1")
   return params
 end
 

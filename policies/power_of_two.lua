@@ -28,10 +28,10 @@ end
 function policy.route(_, fleet)
   local n = fleet.eligible
   if n == 0 then return nil end
-  local first = math.floor(pl.random() * n)
+  local first = pl.random(n)
   local a = eligible(fleet, first)
   if n == 1 then return a.index, "only" end
-  local second = math.floor(pl.random() * (n - 1))
+  local second = pl.random(n - 1)
   if second >= first then second = second + 1 end
   local b = eligible(fleet, second)
   if (b.inflight + 1) / b.weight < (a.inflight + 1) / a.weight then a = b end

@@ -57,6 +57,7 @@ error("perilune.meta is for the editor: it cannot be required")
 ---@field status integer HTTP status the engine answered, 0 when none
 ---@field attempts integer tries made so far
 ---@field budget_left boolean the retry budget allows one more
+---@field delta boolean the turn carries only what is new in its session
 
 ---How a request went, for done.
 ---@class (exact) perilune.Outcome
@@ -67,6 +68,7 @@ error("perilune.meta is for the editor: it cannot be required")
 ---@field output_tokens number as the engine counted; -1 when it did not say
 ---@field status integer HTTP status sent to the client; 0 when it left before one
 ---@field slot integer worker that served it, -1 when none
+---@field generation integer of that slot; filled in by the decider
 ---@field attempts integer engines tried
 ---@field clamped integer results of hooks that C had to clamp for this request
 ---@field end_cause integer enum pl_end_cause
@@ -143,9 +145,11 @@ local pl = {
 ---@return number
 function pl.now() end
 
----Uniform in [0, 1), from the request's seed: the same request replayed draws the same.
+---Uniform in [0, 1), from the request's seed; with n an integer 0 .. n - 1. The same request
+---replayed draws the same.
+---@param n? integer
 ---@return number
-function pl.random() end
+function pl.random(n) end
 
 ---52 bits of XXH3 as a number.
 ---@param s string
@@ -153,7 +157,7 @@ function pl.random() end
 function pl.hash(s) end
 
 ---The eligible worker with the lowest fleet.cost; ties are broken at random.
----@return integer? index nil when none is eligible
+---@return integer? index nil when none is eligible below math.huge
 function pl.pick_min() end
 
 ---An eligible worker, the likelier the lower its fleet.cost.
@@ -163,7 +167,7 @@ function pl.pick_softmax(temperature) end
 
 ---Consistent hashing with bounded loads.
 ---@param key string
----@param load_factor? number above 1; 1.25 by default
+---@param load_factor? number from 1; 1.25 by default
 ---@return integer? index nil when none is eligible
 function pl.ring(key, load_factor) end
 
@@ -178,13 +182,14 @@ function pl.rendezvous(key) end
 ---@return number
 function pl.prefill_seconds(w, tokens) end
 
----A line in the router's log, rate-limited.
----@param message string
-function pl.log(message) end
+---A line in the router's log, rate-limited. print is the same.
+---@param ... any
+function pl.log(...) end
 
----A gauge on /metrics, perilune_policy_NAME.
+---A gauge on /metrics.
 ---@param name string
 ---@param value number
+---@return boolean kept false when there are too many
 function pl.metric(name, value) end
 
 ---@class perilune.Counter
@@ -197,8 +202,10 @@ function pl.metric(name, value) end
 function pl.counter(name) end
 
 ---@class perilune.WorkerEwma
----@field add fun(self: perilune.WorkerEwma, slot: integer, value: number): number the new average
----@field get fun(self: perilune.WorkerEwma, slot: integer): number
+---@field update fun(self: perilune.WorkerEwma, w: perilune.Worker|perilune.Outcome, value: number):
+--- number the new average
+---@field get fun(self: perilune.WorkerEwma, w: perilune.Worker|perilune.Outcome, default?: number):
+--- number the average; default (0) while there was no update
 
 ---A moving average per worker that all loops share. Make it once.
 ---@param name string

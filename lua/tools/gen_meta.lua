@@ -100,9 +100,11 @@ local tail = [[
 ---@return number
 function pl.now() end
 
----Uniform in [0, 1), from the request's seed: the same request replayed draws the same.
+---Uniform in [0, 1), from the request's seed; with n an integer 0 .. n - 1. The same request
+---replayed draws the same.
+---@param n? integer
 ---@return number
-function pl.random() end
+function pl.random(n) end
 
 ---52 bits of XXH3 as a number.
 ---@param s string
@@ -110,7 +112,7 @@ function pl.random() end
 function pl.hash(s) end
 
 ---The eligible worker with the lowest fleet.cost; ties are broken at random.
----@return integer? index nil when none is eligible
+---@return integer? index nil when none is eligible below math.huge
 function pl.pick_min() end
 
 ---An eligible worker, the likelier the lower its fleet.cost.
@@ -120,7 +122,7 @@ function pl.pick_softmax(temperature) end
 
 ---Consistent hashing with bounded loads.
 ---@param key string
----@param load_factor? number above 1; 1.25 by default
+---@param load_factor? number from 1; 1.25 by default
 ---@return integer? index nil when none is eligible
 function pl.ring(key, load_factor) end
 
@@ -135,13 +137,14 @@ function pl.rendezvous(key) end
 ---@return number
 function pl.prefill_seconds(w, tokens) end
 
----A line in the router's log, rate-limited.
----@param message string
-function pl.log(message) end
+---A line in the router's log, rate-limited. print is the same.
+---@param ... any
+function pl.log(...) end
 
----A gauge on /metrics, perilune_policy_NAME.
+---A gauge on /metrics.
 ---@param name string
 ---@param value number
+---@return boolean kept false when there are too many
 function pl.metric(name, value) end
 
 ---@class perilune.Counter
@@ -154,8 +157,10 @@ function pl.metric(name, value) end
 function pl.counter(name) end
 
 ---@class perilune.WorkerEwma
----@field add fun(self: perilune.WorkerEwma, slot: integer, value: number): number the new average
----@field get fun(self: perilune.WorkerEwma, slot: integer): number
+---@field update fun(self: perilune.WorkerEwma, w: perilune.Worker|perilune.Outcome, value: number):
+--- number the new average
+---@field get fun(self: perilune.WorkerEwma, w: perilune.Worker|perilune.Outcome, default?: number):
+--- number the average; default (0) while there was no update
 
 ---A moving average per worker that all loops share. Make it once.
 ---@param name string
