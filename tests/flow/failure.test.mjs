@@ -161,7 +161,7 @@ test('a whole answer that is cut is never passed off as complete', async (t) => 
 });
 
 test('an engine that never answers is given up after the first-byte timeout, and retried', async (t) => {
-  const { a, b, router } = await two(t, { config: { timeouts: { first_byte: 0.3 } } });
+  const { a, b, router } = await two(t, { config: { timeouts: { first_byte_seconds: 0.3 } } });
   const never = gate();
   a.handler = () => never.opened;
   const answer = await post(router.url + path, chat('m'));
@@ -174,7 +174,7 @@ test('an engine that never answers is given up after the first-byte timeout, and
 });
 
 test('a stream that falls silent is ended with an error event', async (t) => {
-  const { a, router } = await two(t, { config: { timeouts: { between_bytes: 0.3 } } });
+  const { a, router } = await two(t, { config: { timeouts: { between_bytes_seconds: 0.3 } } });
   const never = gate();
   a.handler = async (entry, res) => {
     const write = a.stream(res);
@@ -225,7 +225,7 @@ test('a pooled connection that the engine has closed costs no request', async (t
 
 test('the breaker opens after failures in a row and lets a probe through later', async (t) => {
   const { a, router } = await two(t, {
-    config: { breaker: { failures: 3, open_seconds: 0.3 } },
+    config: { breaker: { failures: 3, backoff_seconds: 0.3 } },
   });
   a.handler = (entry, res) => a.json(res, 500, { error: { message: 'no' } });
   await until('open', async () => {

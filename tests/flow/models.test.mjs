@@ -108,7 +108,7 @@ test('control paths of engines are not forwarded', async (t) => {
 
 test('a path that the config adds is forwarded', async (t) => {
   const a = await fakeEngine(t);
-  const router = await startRouter(t, { engines: { a: a.url }, config: { extra_paths: ['/v1/special'] } });
+  const router = await startRouter(t, { engines: { a: a.url }, config: { paths: ['/v1/special'] } });
   assert.equal((await post(`${router.url}/v1/special`, { model: 'm' })).status, 200);
   assert.equal(a.requests[0].path, '/v1/special');
 });

@@ -150,7 +150,7 @@ export async function startRouter(t, {
   engines = {}, flags = [], config = {}, threads = 2, policy, ready = true, env,
 } = {}) {
   const directory = scratch(t);
-  const full = { health: { interval: 0.1, timeout: 1 }, ...config };
+  const full = { health: { interval_seconds: 0.1, timeout_seconds: 1, detect_interval_seconds: 0.1 }, ...config };
   const file = writeFile(directory, 'perilune.lua', `return ${lua(full)}\n`);
   const args = ['serve', file, '--listen', '127.0.0.1:0', '--admin', '127.0.0.1:0',
     '--threads', String(threads)];
