@@ -29,16 +29,17 @@ local STORE = bit.band(util.funcbc(sample, 1), 0xff)
 
 -- Names of the fields that the source line assigns: LuaJIT's own message for a const field names none.
 local function assigned_fields(func, line)
-  local names = {}
+  local names, others = {}, {}
   for pc = 1, 1e5 do
     local ins = util.funcbc(func, pc)
     if not ins then break end
     if bit.band(ins, 0xff) == STORE and util.funcinfo(func, pc).currentline == line then
       local name = util.funck(func, -bit.band(bit.rshift(ins, 16), 0xff) - 1)
-      if records.is_field[name] then names[#names + 1] = "'" .. name .. "'" end
+      local list = records.is_field[name] and names or others
+      list[#list + 1] = "'" .. name .. "'"
     end
   end
-  return table.concat(names, " or ")
+  return table.concat(names[1] and names or others, " or ")
 end
 
 local function policy_frame()
@@ -50,6 +51,15 @@ local function policy_frame()
 end
 
 local B = {}
+local checked -- what contract answered
+
+-- The first line of the hook that is running: the last resort when its own frame is gone (a tail call).
+local function hook_place()
+  local hook = checked and checked.policy[checked.names[boot.verdict.hook]]
+  if not hook then return "" end
+  local info = getinfo(hook, "S")
+  return ("%s:%d: "):format(info.short_src, info.linedefined)
+end
 
 -- Message handler of every entry: whatever was raised becomes one string that starts with the policy's file and
 -- line.
@@ -64,7 +74,7 @@ function B.explain(message)
   if place and place:sub(1, 9) ~= "perilune." then
     message = text
   else
-    place = info and ("%s:%d: "):format(info.short_src, info.currentline) or ""
+    place = info and ("%s:%d: "):format(info.short_src, info.currentline) or hook_place()
     message = text or message
   end
   if info and message == "attempt to write to constant location" then
@@ -77,8 +87,6 @@ end
 
 -- Runs the policy's main chunk; answers what it returned.
 B.run = sandbox.run
-
-local checked
 
 -- Answers name, bits of hooks, temperature.
 function B.check(answer, overrides)

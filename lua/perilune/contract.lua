@@ -4,13 +4,14 @@ local declarations, sandbox = ...
 
 local API = 1
 
-local hooks, hook_names = {}, {}
+local hooks, hook_names, by_number = {}, {}, {}
 do
   local value = 0
   for name in declarations:match("enum pl_hook {(.-)};"):gmatch("PL_HOOK_([%w_]+)") do
     if name ~= "COUNT" then
       hooks[name:lower()] = value
       hook_names[#hook_names + 1] = name:lower()
+      by_number[value] = name:lower()
     end
     value = value + 1
   end
@@ -94,6 +95,7 @@ return function(policy, overrides, file_label)
   for _, hook in ipairs(hook_names) do own[hook] = rawget(policy, hook) end
   return {
     policy = own,
+    names = by_number, -- hook by its number
     name = name,
     hooks = bits,
     temperature = temperature,

@@ -105,8 +105,8 @@ local function outside(what, key)
   error(format("%s: index %s is not in 0 .. n-1 (here 0 .. %d)", what, tostring(key), fleet.n - 1), 3)
 end
 
-ffi.cdef "struct pl_cost { int32_t unused; };"
-local cost_object = ffi.new("const struct pl_cost")
+ffi.cdef "struct pl_cost { };"
+local cost_object = ffi.new("struct pl_cost")
 
 local fleet_mt = strict("pl_fleet", "the fleet", {})
 local fleet_field = fleet_mt.__index

@@ -67,7 +67,10 @@ globals.print = pl.log
 -- Methods of strings reach the same functions, the capped rep included.
 debug.getmetatable("").__index = globals.string
 
-function globals.pairs(t) return pairs(originals[t] or t) end
+function globals.pairs(t)
+  if type(t) ~= "table" then error("pairs takes a table, not a " .. (type(t) == "cdata" and "record" or type(t)), 2) end
+  return pairs(originals[t] or t)
+end
 
 function globals.getmetatable(t)
   if type(t) ~= "table" then return nil end
