@@ -46,10 +46,11 @@ typedef struct pl_config {
     bool metrics_public, metrics_admin;
     int usage; /* ask engines for usage in streams: 0 off, 1 when a hook needs it (auto), 2 always
                 */
-    unsigned queue_max;         /* 1024 */
-    double queue_seconds;       /* 30 */
-    int retries;                /* 2 */
-    double retry_budget;        /* 0.2 of the requests of the last 10 s, at least 3 */
+    unsigned queue_max;   /* 1024 */
+    double queue_seconds; /* 30 */
+    int retries;          /* 2 */
+    double retry_budget;  /* 0.2: tokens a request adds to its loop's bucket (10 at first, at most
+                             100); a  retry takes one */
     uint64_t drain_timeout_ms;  /* SIGTERM: 30 s for streams to end */
     uint64_t remove_timeout_ms; /* removing an engine: 30 s by default */
     uint32_t max_connections;   /* 10,000 */

@@ -41,11 +41,14 @@ struct pl_loop {
     pl_vm *candidate;          /* a reload's VM, initialised and waiting for commit */
     pl_request *requests;      /* list of those under way */
     uint32_t requests_n;
+    double retry_tokens; /* the retry budget's bucket: see config.h */
+    bool vm_used;        /* a hook ran since the last idle slice of the VM */
+    uv_prepare_t idle;
     pl_rng rng; /* seeds of requests, request ids */
     pl_loop_metrics metrics;
     pl_policy_stats policy_stats;
     bool draining;
-    char date[40]; /* cached header value */
+    void (*drained)(struct pl_router *r); /* runs on the control thread */
 };
 
 struct pl_router {
@@ -67,12 +70,20 @@ struct pl_router {
     uint64_t generation;
     _Atomic uint32_t connections; /* open on the public port, all loops */
     _Atomic uint64_t body_memory;
-    _Atomic uint64_t retry_tokens_milli; /* retry budget: see proxy */
     _Atomic int draining;
     _Atomic int usable_engines; /* for /readyz */
     int port, admin_port;       /* real ones */
     int exit_code;
+    bool control_ready;
+    int loops_inited, running; /* loops prepared; threads started */
+    int loops_drained, loops_cut;
+    bool cutting, stopping;
+    pl_timer drain_timer;
+    struct pl_removal *removals; /* engines on their way out */
 };
+
+/* Builds a router and takes the (finished) configuration; nothing runs yet. */
+int pl_router_create(pl_config *config, pl_router **out, pl_errbuf *eb);
 
 /* --- runs on the control thread --- */
 
@@ -100,6 +111,8 @@ int pl_router_remove_engine(pl_router *r, pl_engine *e, uint64_t deadline_ms,
 /* SIGHUP: reads the config file again; engines that came from it are added and removed, the policy
  * is reloaded. */
 void pl_router_reconcile(pl_router *r);
+/* Forgets a removal and tells its owner; for shutdown. */
+void pl_router_end_removal(struct pl_removal *rm);
 
 /* --- any thread --- */
 void pl_router_render_metrics(pl_router *r, pl_buf *out);

@@ -64,6 +64,7 @@ typedef struct pl_decision {
     pl_outcome_kind kind;
     pl_worker_state *worker;
     double wait_seconds, retry_after_seconds;
+    bool all_busy;            /* with PL_ASK_QUEUE: for want of capacity, not by admit */
     double shrink_max_tokens; /* -1, or the output limit to put into the body */
     char reason[PL_REASON_MAX + 1];
     bool by_policy; /* false: a fallback decided */

@@ -1,0 +1,261 @@
+/* One try: the request as the engine gets it. The head is composed anew (framing and hop-by-hop
+ * headers are ours), the body is the client's bytes with edits spliced in. Called by proxy.c on the
+ * loop's thread. What is sent lives in the exchange's arena and body, so it stays until the
+ * answer's head is there. */
+#include <stdlib.h>
+
+#include "http/request.h"
+
+/* --- pools
+ * ---------------------------------------------------------------------------------------------------------
+ */
+
+/* One pool for each engine that this loop has talked to, found by the slot of its first worker. */
+struct pl_pool_map {
+    struct {
+        uint64_t engine_id;
+        pl_pool *pool; /* NULL: none yet */
+    } v[PL_MAX_WORKERS];
+};
+
+pl_pool *pl_loop_pool(pl_loop *l, const pl_engine *e)
+{
+    if (!l->pools && !(l->pools = calloc(1, sizeof *l->pools)))
+        return NULL;
+    int at = e->workers[0].slot;
+    if (l->pools->v[at].pool && l->pools->v[at].engine_id != e->id) {
+        pl_pool_free(l->pools->v[at].pool); /* the slot has a new owner */
+        l->pools->v[at].pool = NULL;
+    }
+    if (!l->pools->v[at].pool) {
+        l->pools->v[at].pool =
+            pl_pool_new(&l->uv, &l->wheel, pl_str_c(e->host), e->port, &l->router->config.pool);
+        l->pools->v[at].engine_id = e->id;
+    }
+    return l->pools->v[at].pool;
+}
+
+void pl_proxy_view_changed(pl_loop *l)
+{
+    for (int at = 0; l->pools && at < PL_MAX_WORKERS; at++) {
+        if (!l->pools->v[at].pool)
+            continue;
+        bool used = false;
+        for (int i = 0; i < l->view->engines_n && !used; i++)
+            used = l->view->engines[i]->id == l->pools->v[at].engine_id;
+        if (!used) {
+            pl_pool_free(l->pools->v[at].pool);
+            l->pools->v[at].pool = NULL;
+        }
+    }
+}
+
+void pl_proxy_free_pools(pl_loop *l)
+{
+    for (int at = 0; l->pools && at < PL_MAX_WORKERS; at++)
+        if (l->pools->v[at].pool)
+            pl_pool_free(l->pools->v[at].pool);
+    free(l->pools);
+    l->pools = NULL;
+}
+
+/* --- the head
+ * --------------------------------------------------------------------------------------------------------
+ */
+
+static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connection)
+{
+    if (pl_header_is_hop(name, connection))
+        return false;
+    switch (name.n) {
+    case 4:
+        return !pl_str_ieq(name, PL_STR("host"));
+    case 6:
+        return !pl_str_ieq(name, PL_STR("expect"));
+    case 9: /* the router's own key is not the engine's business */
+        return !(rq->loop->router->config.api_keys_n && pl_str_ieq(name, PL_STR("x-api-key")));
+    case 12:
+        return !pl_str_ieq(name, PL_STR("x-request-id"));
+    case 13:
+        return !(rq->loop->router->config.api_keys_n && pl_str_ieq(name, PL_STR("authorization")));
+    case 17:
+        return !pl_str_ieq(name, PL_STR("x-perilune-worker"));
+    case 20:
+        return rq->trusted || !pl_str_ieq(name, PL_STR("x-data-parallel-rank"));
+    default:
+        return true;
+    }
+}
+
+static char *put(char *to, pl_str s)
+{
+    memcpy(to, s.p, s.n);
+    return to + s.n;
+}
+
+static char *put_number(char *to, uint64_t v)
+{
+    char digits[20];
+    int n = 0;
+    do
+        digits[n++] = (char)('0' + v % 10);
+    while (v /= 10);
+    while (n)
+        *to++ = digits[--n];
+    return to;
+}
+
+/* The head in the arena; {NULL,0} when out of memory. */
+static pl_str compose_head(pl_request *rq, size_t content_length)
+{
+    const pl_head *h = &rq->x->head;
+    pl_str connection = pl_head_find(h, PL_STR("connection"));
+    pl_str authority = pl_str_c(rq->engine->url + strlen("http://"));
+    size_t most = 256 + h->path.n + h->query.n + authority.n + rq->id.n;
+    for (int i = 0; i < h->headers_n; i++)
+        most += h->headers[i].name.n + h->headers[i].value.n + 4;
+    char *start = pl_arena_alloc(&rq->x->arena, most), *p = start;
+    if (!p)
+        return (pl_str){NULL, 0};
+    p = put(p, pl_method_names[h->method]);
+    *p++ = ' ';
+    p = put(p, h->path);
+    if (h->query.p) {
+        *p++ = '?';
+        p = put(p, h->query);
+    }
+    p = put(p, PL_STR(" HTTP/1.1\r\nhost: "));
+    p = put(p, authority);
+    for (int i = 0; i < h->headers_n; i++) {
+        if (!forwarded_header(rq, h->headers[i].name, connection))
+            continue;
+        p = put(p, PL_STR("\r\n"));
+        p = put(p, h->headers[i].name);
+        p = put(p, PL_STR(": "));
+        p = put(p, h->headers[i].value);
+    }
+    p = put(p, PL_STR("\r\nx-request-id: "));
+    p = put(p, rq->id);
+    p = put(p, PL_STR("\r\ncontent-length: "));
+    p = put_number(p, content_length);
+    p = put(p, PL_STR("\r\n\r\n"));
+    return (pl_str){start, (size_t)(p - start)};
+}
+
+/* --- SGLang's request id: what /abort_request needs
+ * ------------------------------------------------------------------ */
+
+/* A batch or several choices become several requests in the engine, for which one id does not do.
+ */
+static bool one_generation(const pl_request *rq)
+{
+    const pl_member *m = rq->scan->members;
+    if (rq->ask.req.choices != 1)
+        return false;
+    if (rq->api == PL_API_CHAT)
+        return true;
+    if (rq->api == PL_API_COMPLETIONS)
+        return m[PL_MEMBER_PROMPT].type == PL_JSON_STRING;
+    return rq->api == PL_API_GENERATE && m[PL_MEMBER_TEXT].type == PL_JSON_STRING;
+}
+
+static void set_rid(pl_request *rq, pl_edits *edits)
+{
+    const pl_member *given = &rq->scan->members[PL_MEMBER_RID];
+    rq->rid = (pl_str){NULL, 0};
+    if (atomic_load_explicit(&rq->engine->kind, memory_order_relaxed) != PL_KIND_SGLANG ||
+        !one_generation(rq))
+        return;
+    if (given->type == PL_JSON_STRING) {
+        rq->rid = pl_member_string(&rq->x->arena, given);
+        return;
+    }
+    if (given->type != PL_JSON_ABSENT)
+        return;
+    /* 32 random characters: the engine matches ids by prefix */
+    pl_str quoted = pl_arena_printf(&rq->x->arena, "\"%016llx%016llx\"",
+                                    (unsigned long long)pl_rng_next(&rq->loop->rng),
+                                    (unsigned long long)pl_rng_next(&rq->loop->rng));
+    if (quoted.p &&
+        pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_RID, quoted) == 0)
+        rq->rid = (pl_str){quoted.p + 1, 32};
+}
+
+static void abort_sent(void *user, const pl_fetch_result *r)
+{
+    (void)user;
+    (void)r; /* the connection was closed, too: a lost abort costs nothing more */
+}
+
+void pl_forward_abort(pl_request *rq)
+{
+    pl_pool *pool = rq->rid.p && rq->call ? pl_loop_pool(rq->loop, rq->engine) : NULL;
+    if (!pool)
+        return;
+    pl_buf b = {0};
+    if (pl_buf_addf(&b, "{\"rid\":") == 0 && pl_json_quote(&b, rq->rid) == 0 &&
+        pl_buf_addf(&b, "}") == 0)
+        pl_fetch_start(pool, PL_POST, PL_STR("/abort_request"),
+                       PL_STR("content-type: application/json\r\n"), pl_buf_str(&b), 2000, 4096,
+                       abort_sent, NULL);
+    pl_buf_free(&b);
+}
+
+/* --- sending
+ * ------------------------------------------------------------------------------------------------------------
+ */
+
+static void on_call_head(pl_call *c, const pl_head *head)
+{
+    pl_relay_head(c->user, head);
+}
+
+static void on_call_body(pl_call *c, const pl_str *slices, int n)
+{
+    pl_relay_body(c->user, slices, n);
+}
+
+static void on_call_end(pl_call *c)
+{
+    pl_request *rq = c->user;
+    rq->call = NULL;
+    pl_relay_end(rq);
+}
+
+static void on_call_fail(pl_call *c, int err)
+{
+    pl_request *rq = c->user;
+    rq->call = NULL;
+    if (err == PL_ERESET && c->reused && rq->state == PL_RQ_CALLING) {
+        /* the engine had closed the pooled connection: not its fault, nobody has seen the request
+         */
+        pl_count(&rq->loop->metrics.resends, 1);
+        if (pl_forward(rq, true) == 0)
+            return;
+    }
+    pl_proxy_failed(rq, err, 0, c->detail);
+}
+
+static const pl_call_events call_events = {on_call_head, on_call_body, on_call_end, on_call_fail};
+
+int pl_forward(pl_request *rq, bool fresh)
+{
+    pl_loop *l = rq->loop;
+    pl_arena *a = &rq->x->arena;
+    pl_pool *pool = pl_loop_pool(l, rq->engine);
+    pl_edits edits = rq->edits;
+    set_rid(rq, &edits);
+    pl_str *slices = pl_arena_alloc(a, (2 * PL_EDITS_MAX + 2) * sizeof *slices);
+    if (!pool || !slices)
+        return PL_ENOMEM;
+    size_t length;
+    int n = pl_edits_slices(&edits, rq->x->body, slices + 1, &length);
+    slices[0] = compose_head(rq, length);
+    if (!slices[0].p)
+        return PL_ENOMEM;
+    rq->call = pl_call_send(pool, slices, n + 1, false, fresh, 0, &call_events, rq);
+    if (!rq->call)
+        return PL_ENOMEM;
+    atomic_fetch_add_explicit(&rq->engine->requests, 1, memory_order_relaxed);
+    return 0;
+}

@@ -1,0 +1,415 @@
+/* Intake: what is known of a request before anything is decided. on_head checks path, method and
+ * key, so that a refused request never uploads its body; then the body is scanned in place and the
+ * request's record is filled. Called by proxy.c on the loop's thread. Everything that points into
+ * the exchange lives as long as it does. */
+#include <math.h>
+#include <stdio.h>
+
+#include "http/request.h"
+
+/* --- head
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+static bool path_is_forwarded(const pl_loop *l, pl_str path)
+{
+    bool known;
+    pl_api_of_path(path, &known);
+    const pl_config *c = &l->router->config;
+    for (int i = 0; i < c->extra_paths_n && !known; i++)
+        known = pl_str_eq(c->extra_paths[i], path);
+    return known;
+}
+
+static bool path_is_page(const pl_loop *l, pl_str path)
+{
+    return pl_str_eq(path, PL_STR("/health")) || pl_str_eq(path, PL_STR("/readyz")) ||
+           pl_str_eq(path, PL_STR("/v1/models")) || pl_str_starts(path, PL_STR("/v1/models/")) ||
+           (pl_str_eq(path, PL_STR("/metrics")) && l->router->config.metrics_public);
+}
+
+/* The tenant a key stands for. False: keys are configured and none matches. Every key is compared,
+ * so that the time tells nothing. */
+static bool authorize(const pl_loop *l, const pl_exchange *x, pl_str *tenant)
+{
+    const pl_config *c = &l->router->config;
+    *tenant = PL_STR("default");
+    if (c->api_keys_n == 0)
+        return true;
+    pl_str key = pl_head_find(&x->head, PL_STR("authorization"));
+    pl_str scheme = PL_STR("Bearer ");
+    if (key.p && key.n > scheme.n && pl_str_ieq((pl_str){key.p, scheme.n}, scheme))
+        key = pl_str_trim((pl_str){key.p + scheme.n, key.n - scheme.n});
+    else
+        key = pl_head_find(&x->head, PL_STR("x-api-key"));
+    bool found = false;
+    for (int i = 0; i < c->api_keys_n; i++)
+        if (key.p && pl_str_eq_secret(key, c->api_keys[i].key)) {
+            *tenant = c->api_keys[i].tenant;
+            found = true;
+        }
+    return found;
+}
+
+static void answer_405(pl_loop *l, pl_exchange *x, pl_str allow)
+{
+    const pl_header h = {PL_STR("allow"), allow};
+    char message[160];
+    snprintf(message, sizeof message, "%.*s is not for this method; allowed: %.*s",
+             PL_FMT(x->head.path), PL_FMT(allow));
+    pl_answer_error(l, x, 405, "method_not_allowed", -1, &h, 1, message);
+}
+
+bool pl_intake_head(pl_loop *l, pl_exchange *x)
+{
+    const pl_head *h = &x->head;
+    bool forwarded = path_is_forwarded(l, h->path), page = path_is_page(l, h->path);
+    char message[512];
+    if (h->method == PL_OPTIONS) {
+        pl_header allow = {PL_STR("allow"), page        ? PL_STR("GET, HEAD, OPTIONS")
+                                            : forwarded ? PL_STR("POST, OPTIONS")
+                                                        : PL_STR("GET, HEAD, POST, OPTIONS")};
+        pl_count_status(l, 204);
+        pl_exchange_respond(x, 204, &allow, 1, (pl_str){NULL, 0});
+        return false;
+    }
+    if (page) {
+        if (h->method != PL_GET && h->method != PL_HEAD) {
+            answer_405(l, x, PL_STR("GET, HEAD, OPTIONS"));
+            return false;
+        }
+        pl_str tenant;
+        if (pl_str_starts(h->path, PL_STR("/v1/")) && !authorize(l, x, &tenant))
+            goto unauthorized;
+        return true;
+    }
+    if (!forwarded) {
+        const char *hint = pl_api_control_hint(h->path);
+        snprintf(message, sizeof message, "%.*s: %s", PL_FMT(h->path),
+                 hint ? hint : "no such path here; `paths` in the configuration adds some");
+        pl_answer_error(l, x, 404, "not_found", -1, NULL, 0, message);
+        return false;
+    }
+    if (h->method != PL_POST) {
+        answer_405(l, x, PL_STR("POST, OPTIONS"));
+        return false;
+    }
+    pl_str tenant;
+    if (!authorize(l, x, &tenant))
+        goto unauthorized;
+    return true;
+
+unauthorized:
+    pl_count(&l->metrics.unauthorized, 1);
+    const pl_header challenge = {PL_STR("www-authenticate"), PL_STR("Bearer")};
+    pl_answer_error(l, x, 401, "invalid_api_key", -1, &challenge, 1,
+                    "a valid API key is needed: Authorization: Bearer KEY (or x-api-key)");
+    return false;
+}
+
+/* --- body
+ * ----------------------------------------------------------------------------------------------------------
+ */
+
+static bool valid_id(pl_str id, size_t max)
+{
+    if (!id.p || id.n == 0 || id.n > max)
+        return false;
+    for (size_t i = 0; i < id.n; i++)
+        if ((unsigned char)id.p[i] <= 0x20 || (unsigned char)id.p[i] >= 0x7f)
+            return false;
+    return true;
+}
+
+static pl_str make_id(pl_request *rq)
+{
+    char *p = pl_arena_alloc(&rq->x->arena, 33);
+    if (!p)
+        return PL_STR("-");
+    snprintf(p, 33, "%016llx%016llx", (unsigned long long)pl_rng_next(&rq->loop->rng),
+             (unsigned long long)pl_rng_next(&rq->loop->rng));
+    return (pl_str){p, 32};
+}
+
+/* An optional number among the members: *out stays when it is absent. */
+static int number(pl_request *rq, pl_member_id id, const char *name, double min, double max,
+                  double *out)
+{
+    double v;
+    int rc = pl_member_number(&rq->scan->members[id], &v);
+    if (rc == PL_ENOTFOUND)
+        return 0;
+    if (rc != 0 || !(v >= min && v <= max)) {
+        pl_relay_error(rq, 400, "invalid_value", -1, "'%s' must be a number from %.0f to %.0f",
+                       name, min, max);
+        return PL_EINVALID;
+    }
+    *out = v;
+    return 0;
+}
+
+/* What the client asks for as its output limit, over the APIs' spellings; -1 when nothing. */
+static int read_limits(pl_request *rq)
+{
+    double limit = -1, choices = 1, priority = 0;
+    if (number(rq, PL_MEMBER_MAX_TOKENS, "max_tokens", -1, 1e9, &limit) != 0 ||
+        number(rq, PL_MEMBER_MAX_OUTPUT_TOKENS, "max_output_tokens", -1, 1e9, &limit) != 0 ||
+        number(rq, PL_MEMBER_MAX_COMPLETION_TOKENS, "max_completion_tokens", -1, 1e9, &limit) !=
+            0 ||
+        number(rq, PL_MEMBER_PRIORITY, "priority", -2147483648.0, 2147483647.0, &priority) != 0)
+        return PL_EINVALID;
+    if (pl_member_number(&rq->scan->members[PL_MEMBER_N], &choices) != 0 ||
+        !(choices >= 1 && choices <= 1e6))
+        choices = 1; /* the engine judges it */
+    const pl_member *sampling = &rq->scan->members[PL_MEMBER_SAMPLING_PARAMS];
+    if (limit < 0 && sampling->type == PL_JSON_OBJECT) {
+        pl_member m = pl_object_find(sampling->raw, PL_STR("max_new_tokens"));
+        double v;
+        if (pl_member_number(&m, &v) == 0)
+            limit = v;
+    }
+    rq->ask.req.max_tokens = limit;
+    rq->ask.req.choices = (int32_t)choices;
+    rq->ask.req.priority = (int32_t)priority;
+    return 0;
+}
+
+static pl_str known_models(pl_request *rq)
+{
+    pl_buf b = {0};
+    for (int i = 0; i < rq->view->models_n && b.n < 400; i++)
+        if (pl_buf_addf(&b, "%s'%.*s'", i ? ", " : "", PL_FMT(rq->view->models[i].id)) != 0)
+            break;
+    pl_str s = pl_arena_str(&rq->x->arena, pl_buf_str(&b));
+    pl_buf_free(&b);
+    return s.p ? s : PL_STR("");
+}
+
+static int find_model(pl_request *rq)
+{
+    pl_loop *l = rq->loop;
+    const pl_member *m = &rq->scan->members[PL_MEMBER_MODEL];
+    pl_str fallback = l->router->config.default_model;
+    if (m->type == PL_JSON_STRING) {
+        pl_str id = pl_member_string(&rq->x->arena, m);
+        rq->ask.model = id.p ? pl_view_model(rq->view, id) : NULL;
+        if (rq->ask.model)
+            return 0;
+        pl_count(&l->metrics.unknown_model, 1);
+        if (rq->view->models_n == 0)
+            pl_relay_error(rq, 503, "no_models", 2,
+                           "no engine has told its models yet (%d engines configured)",
+                           rq->view->engines_n);
+        else
+            pl_relay_error(
+                rq, 404, "model_not_found", -1, "the model '%.*s' does not exist here; known: %.*s",
+                (int)(id.n < 200 ? id.n : 200), id.p ? id.p : "", PL_FMT(known_models(rq)));
+        return PL_ENOTFOUND;
+    }
+    if (m->type != PL_JSON_ABSENT && m->type != PL_JSON_NULL) {
+        pl_relay_error(rq, 400, "invalid_value", -1, "'model' must be a string");
+        return PL_EINVALID;
+    }
+    rq->ask.model = pl_view_only_model(rq->view);
+    if (!rq->ask.model && fallback.n) {
+        rq->ask.model = pl_view_model(rq->view, fallback);
+        /* engines that serve several models need to be told which one was meant */
+        pl_buf raw = {0};
+        if (rq->ask.model && pl_json_quote(&raw, fallback) == 0)
+            pl_edits_set(&rq->edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_MODEL,
+                         pl_arena_str(&rq->x->arena, pl_buf_str(&raw)));
+        pl_buf_free(&raw);
+    }
+    if (rq->ask.model)
+        return 0;
+    if (rq->view->models_n == 0)
+        pl_relay_error(rq, 503, "no_models", 2,
+                       "no engine has told its models yet (%d engines configured)",
+                       rq->view->engines_n);
+    else
+        pl_relay_error(rq, 400, "model_required", -1, "'model' is missing; known: %.*s",
+                       PL_FMT(known_models(rq)));
+    return PL_EINVALID;
+}
+
+/* Pins of internals from clients that may not pin: taken out of the body (headers: forward.c leaves
+ * them out). */
+static void remove_pins(pl_request *rq)
+{
+    if (rq->trusted)
+        return;
+    static const pl_member_id pins[] = {PL_MEMBER_ROUTED_DP_RANK, PL_MEMBER_DATA_PARALLEL_RANK};
+    int removed = 0;
+    for (size_t i = 0; i < sizeof pins / sizeof *pins; i++)
+        if (rq->scan->members[pins[i]].type != PL_JSON_ABSENT)
+            removed += pl_edits_remove(&rq->edits, rq->x->body, rq->scan, pins[i]) == 0;
+    removed += pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank")).p != NULL;
+    removed += pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")).p != NULL;
+    if (removed)
+        pl_count(&rq->loop->metrics.pins_removed, (uint64_t)removed);
+}
+
+/* Usage is what done is told. Chat and completion streams carry it only on demand: the router
+ * demands it and keeps the extra chunk from a client that did not. */
+static void ask_for_usage(pl_request *rq)
+{
+    int mode = rq->loop->router->config.usage;
+    rq->want_usage = mode == 2 || (mode == 1 && pl_decider_wants_done(rq->loop->decider));
+    if (!rq->want_usage || !rq->ask.req.stream ||
+        (rq->api != PL_API_CHAT && rq->api != PL_API_COMPLETIONS))
+        return;
+    const pl_member *options = &rq->scan->members[PL_MEMBER_STREAM_OPTIONS];
+    pl_str body = rq->x->body;
+    int rc;
+    if (options->type == PL_JSON_OBJECT) {
+        pl_member include = pl_object_find(options->raw, PL_STR("include_usage"));
+        if (include.type == PL_JSON_TRUE)
+            return;
+        if (include.type != PL_JSON_ABSENT) {
+            rc = pl_edits_add(&rq->edits, (size_t)(include.raw.p - body.p), include.raw.n,
+                              PL_STR("true"));
+        } else {
+            pl_str inside = pl_str_trim((pl_str){options->raw.p + 1, options->raw.n - 2});
+            bool empty = true;
+            for (size_t i = 0; i < inside.n; i++)
+                empty = empty && strchr(" \t\r\n", inside.p[i]);
+            rc = pl_edits_add(&rq->edits, (size_t)(options->raw.p - body.p) + 1, 0,
+                              empty ? PL_STR("\"include_usage\":true")
+                                    : PL_STR("\"include_usage\":true,"));
+        }
+    } else if (options->type == PL_JSON_ABSENT || options->type == PL_JSON_NULL) {
+        rc = pl_edits_set(&rq->edits, &rq->x->arena, body, rq->scan, PL_MEMBER_STREAM_OPTIONS,
+                          PL_STR("{\"include_usage\":true}"));
+    } else {
+        return; /* the engine judges it */
+    }
+    rq->swallow_usage = rc == 0;
+}
+
+int pl_intake_body(pl_request *rq)
+{
+    pl_loop *l = rq->loop;
+    pl_exchange *x = rq->x;
+    const pl_config *c = &l->router->config;
+    pl_str id = pl_head_find(&x->head, PL_STR("x-request-id"));
+    rq->id = valid_id(id, c->max_id_bytes) ? id : make_id(rq);
+    rq->trusted =
+        c->trusted_n && pl_cidr_match(c->trusted, c->trusted_n, (const struct sockaddr *)&x->peer);
+    bool known;
+    rq->api = pl_api_of_path(x->head.path, &known);
+
+    rq->scan = pl_arena_alloc(&x->arena, sizeof *rq->scan);
+    if (!rq->scan) {
+        pl_relay_error(rq, 503, "out_of_memory", 1, "the router is out of memory");
+        return PL_ENOMEM;
+    }
+    int rc = pl_scan_body(x->body, c->max_json_depth, rq->scan);
+    if (rc != 0) {
+        pl_count(&l->metrics.bad_body, 1);
+        pl_relay_error(rq, 400, "invalid_json", -1, "the body is not usable: %s at byte %zu",
+                       x->body.n ? rq->scan->error : "it is empty", rq->scan->error_at);
+        return rc;
+    }
+
+    struct pl_req *req = &rq->ask.req;
+    req->arrival_seconds = (double)x->head_at_ns / 1e9;
+    req->prompt_tokens = pl_scan_prompt_tokens(rq->scan);
+    req->body_bytes = (double)x->body.n;
+    req->api = (int32_t)rq->api;
+    const pl_member *stream = &rq->scan->members[PL_MEMBER_STREAM];
+    req->stream = stream->type == PL_JSON_TRUE;
+    if (stream->type != PL_JSON_ABSENT && stream->type != PL_JSON_NULL &&
+        stream->type != PL_JSON_TRUE && stream->type != PL_JSON_FALSE) {
+        pl_relay_error(rq, 400, "invalid_value", -1, "'stream' must be true or false");
+        return PL_EINVALID;
+    }
+    if (read_limits(rq) != 0 || find_model(rq) != 0)
+        return PL_EINVALID;
+
+    pl_str tenant;
+    authorize(l, x, &tenant);
+    pl_str session = pl_member_string(&x->arena, &rq->scan->members[PL_MEMBER_SESSION_ID]);
+    if (!session.p)
+        session = pl_head_find(&x->head, PL_STR("x-session-id"));
+    req->has_session = session.p != NULL;
+    rq->ask.strings = (pl_request_view){
+        .model = rq->ask.model->id,
+        .tenant = tenant,
+        .path = x->head.path,
+        .id = rq->id,
+        .session_id = session,
+        .find_header = pl_intake_find_header,
+        .find_member = pl_intake_find_member,
+        .ctx = rq,
+        .seed = pl_rng_next(&l->rng),
+    };
+    remove_pins(rq);
+    ask_for_usage(rq);
+    return 0;
+}
+
+pl_str pl_intake_find_header(void *ctx, pl_str name)
+{
+    const pl_request *rq = ctx;
+    /* credentials are none of a policy's business: what it logs would show them */
+    if (pl_str_eq(name, PL_STR("authorization")) || pl_str_eq(name, PL_STR("x-api-key")) ||
+        pl_str_eq(name, PL_STR("cookie")) || pl_str_eq(name, PL_STR("proxy-authorization")))
+        return (pl_str){NULL, 0};
+    return pl_head_find(&rq->x->head, name);
+}
+
+pl_str pl_intake_find_member(void *ctx, pl_str name)
+{
+    pl_request *rq = ctx;
+    if (!rq->x->body.p)
+        return (pl_str){NULL, 0}; /* given back while the answer streams */
+    pl_member m = pl_scan_find(rq->x->body, rq->scan, name);
+    if (m.type == PL_JSON_ABSENT)
+        return (pl_str){NULL, 0};
+    return m.type == PL_JSON_STRING ? pl_member_string(&rq->x->arena, &m) : m.raw;
+}
+
+/* --- admit's SHRINK
+ * --------------------------------------------------------------------------------------------------
+ */
+
+static bool lowers(const pl_member *m, double limit)
+{
+    double v;
+    return pl_member_number(m, &v) != 0 || v < 0 || v > limit;
+}
+
+int pl_intake_shrink(pl_request *rq, double max_tokens)
+{
+    pl_arena *a = &rq->x->arena;
+    pl_str body = rq->x->body, text = pl_arena_printf(a, "%.0f", max_tokens);
+    bool generates = rq->api == PL_API_CHAT || rq->api == PL_API_COMPLETIONS ||
+                     rq->api == PL_API_RESPONSES || rq->api == PL_API_MESSAGES ||
+                     rq->api == PL_API_GENERATE;
+    if (!text.p || !generates)
+        return PL_EINVALID;
+    if (rq->api == PL_API_GENERATE) {
+        const pl_member *sampling = &rq->scan->members[PL_MEMBER_SAMPLING_PARAMS];
+        if (sampling->type != PL_JSON_OBJECT)
+            return pl_edits_set(&rq->edits, a, body, rq->scan, PL_MEMBER_SAMPLING_PARAMS,
+                                pl_arena_printf(a, "{\"max_new_tokens\":%.0f}", max_tokens));
+        pl_member m = pl_object_find(sampling->raw, PL_STR("max_new_tokens"));
+        if (m.type != PL_JSON_ABSENT)
+            return lowers(&m, max_tokens)
+                       ? pl_edits_add(&rq->edits, (size_t)(m.raw.p - body.p), m.raw.n, text)
+                       : PL_EINVALID;
+        const char *inside = sampling->raw.p + 1;
+        while (strchr(" \t\r\n", *inside))
+            inside++;
+        return pl_edits_add(
+            &rq->edits, (size_t)(sampling->raw.p - body.p) + 1, 0,
+            pl_arena_printf(a, "\"max_new_tokens\":%.0f%s", max_tokens, *inside == '}' ? "" : ","));
+    }
+    pl_member_id plain =
+        rq->api == PL_API_RESPONSES ? PL_MEMBER_MAX_OUTPUT_TOKENS : PL_MEMBER_MAX_TOKENS;
+    bool newer = rq->scan->members[PL_MEMBER_MAX_COMPLETION_TOKENS].type != PL_JSON_ABSENT;
+    pl_member_id id = newer ? PL_MEMBER_MAX_COMPLETION_TOKENS : plain;
+    if (!lowers(&rq->scan->members[id], max_tokens))
+        return PL_EINVALID;
+    return pl_edits_set(&rq->edits, a, body, rq->scan, id, text);
+}

@@ -1,0 +1,532 @@
+/* The state machine of a client's request: decide, wait, try, retry, finish. Start reading at
+ * on_request, then decide_and_send. intake.c fills the request, forward.c sends it, relay.c streams
+ * the answer back.
+ *
+ * Runs on one loop's thread. A request holds: a reference to the view it was decided on, and while
+ * a try is under way a reference to its engine, a ledger ticket and possibly a breaker probe;
+ * pl_proxy_end_try gives those back, exactly once, and pl_proxy_over frees the rest. */
+#include "http/proxy.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "http/request.h"
+
+static void decide_and_send(pl_request *rq);
+
+/* --- life of a request
+ * -------------------------------------------------------------------------------------- */
+
+static pl_request *request_new(pl_loop *l, pl_exchange *x)
+{
+    pl_request *rq = calloc(1, sizeof *rq);
+    if (!rq)
+        return NULL;
+    rq->loop = l;
+    rq->x = x;
+    rq->view = pl_view_ref(l->view);
+    rq->usage = (pl_usage){-1, -1, -1};
+    rq->next = l->requests;
+    if (l->requests)
+        l->requests->prev = rq;
+    l->requests = rq;
+    l->requests_n++;
+    x->user = rq;
+    return rq;
+}
+
+static void request_free(pl_request *rq)
+{
+    pl_loop *l = rq->loop;
+    if (rq->prev)
+        rq->prev->next = rq->next;
+    else
+        l->requests = rq->next;
+    if (rq->next)
+        rq->next->prev = rq->prev;
+    l->requests_n--;
+    if (rq->events) {
+        pl_sse_free(rq->events);
+        free(rq->events);
+    }
+    pl_buf_free(&rq->answer);
+    if (rq->engine)
+        pl_engine_unref(rq->engine);
+    pl_view_unref(rq->view);
+    free(rq);
+}
+
+static double seconds_since(uint64_t then_ns)
+{
+    return (double)(pl_now_ns() - then_ns) / 1e9;
+}
+
+void pl_proxy_end_try(pl_request *rq, int ok)
+{
+    pl_loop *l = rq->loop;
+    if (rq->call) {
+        pl_call_cancel(rq->call);
+        rq->call = NULL;
+    }
+    if (rq->breaker_open_end) {
+        rq->breaker_open_end = false;
+        if (ok > 0)
+            pl_breaker_success(rq->engine, rq->probe);
+        else if (ok == 0)
+            pl_breaker_failure(rq->engine, &l->router->config.decider.breaker, pl_now_ns(),
+                               rq->probe);
+        else
+            pl_breaker_neutral(rq->engine, rq->probe);
+    }
+    if (rq->ticket.worker) {
+        pl_ticket_end(&rq->ticket);
+        pl_queue_freed(l->router->queue, rq->worker, l->view);
+    }
+}
+
+static void tell_done(pl_request *rq, enum pl_end_cause cause)
+{
+    pl_loop *l = rq->loop;
+    if (!rq->ask.model || !pl_decider_wants_done(l->decider))
+        return; /* refused before anything was to be decided */
+    const struct pl_outcome outcome = {
+        .ttft_seconds =
+            rq->first_byte_ns ? (double)(rq->first_byte_ns - rq->x->head_at_ns) / 1e9 : -1,
+        .e2e_seconds = seconds_since(rq->x->head_at_ns),
+        .prompt_tokens =
+            rq->usage.prompt_tokens >= 0 ? rq->usage.prompt_tokens : rq->ask.req.prompt_tokens,
+        .cached_tokens = rq->usage.cached_tokens,
+        .output_tokens = rq->usage.output_tokens,
+        .status = rq->status,
+        .slot = rq->worker ? rq->worker->slot : -1,
+        .attempts = rq->attempts,
+        .clamped = rq->ask.clamped,
+        .end_cause = (int32_t)cause,
+    };
+    l->vm_used = true;
+    pl_decide_done(l->decider, &rq->ask, &outcome);
+}
+
+/* The exchange is still valid here (done may read headers), but its answer is complete or will be
+ * cut by the caller. */
+static void account(pl_request *rq, enum pl_end_cause cause)
+{
+    pl_loop *l = rq->loop;
+    pl_proxy_end_try(rq, cause == PL_END_OK ? 1 : -1);
+    if (rq->first_byte_ns)
+        pl_hist_observe(&l->metrics.ttft, rq->first_byte_ns - rq->x->head_at_ns);
+    pl_hist_observe(&l->metrics.e2e, pl_now_ns() - rq->x->head_at_ns);
+    if (cause == PL_END_CLIENT_GONE)
+        pl_count(&l->metrics.client_gone, 1);
+    tell_done(rq, cause);
+}
+
+void pl_proxy_over(pl_request *rq, enum pl_end_cause cause)
+{
+    rq->state = PL_RQ_OVER;
+    account(rq, cause);
+    rq->x->user = NULL;
+    request_free(rq);
+}
+
+/* --- the waiting room
+ * ------------------------------------------------------------------------------------------ */
+
+static void wait_over(pl_request *rq)
+{
+    pl_wheel_cancel(&rq->loop->wheel, &rq->wait_timer);
+    uint64_t waited = pl_now_ns() - rq->queued_at_ns;
+    pl_hist_observe(&rq->loop->metrics.queue_wait, waited);
+    rq->ask.req.waited_seconds += (double)waited / 1e9;
+    rq->state = PL_RQ_DECIDING;
+}
+
+/* The capacity that was granted to a waiter that no longer wants it goes to the next one. */
+static void pass_grant_on(pl_loop *l, const pl_model *m)
+{
+    for (int i = 0; i < m->workers_n; i++)
+        if (!pl_worker_at_capacity(m->workers[i]))
+            pl_queue_freed(l->router->queue, m->workers[i], l->view);
+}
+
+static void on_wake(pl_waiter *w)
+{
+    pl_request *rq = (pl_request *)((char *)w - offsetof(pl_request, waiter));
+    if (w->cancelled) {
+        pass_grant_on(rq->loop, rq->ask.model);
+        request_free(rq);
+        return;
+    }
+    wait_over(rq);
+    decide_and_send(rq);
+}
+
+static void answer_wait_over(pl_request *rq)
+{
+    pl_count(&rq->loop->metrics.queue_timeouts, 1);
+    pl_relay_error(rq, 503, "queue_timeout", 1,
+                   "no engine had capacity for model '%.*s' within %.1f seconds",
+                   PL_FMT(rq->ask.model->id), rq->ask.req.waited_seconds);
+}
+
+static void on_wait_timeout(pl_timer *t)
+{
+    pl_request *rq = (pl_request *)((char *)t - offsetof(pl_request, wait_timer));
+    if (!pl_queue_remove(rq->loop->router->queue, &rq->waiter)) {
+        rq->waiter.cancelled = false; /* a grant is under way: it came just in time */
+        return;
+    }
+    wait_over(rq);
+    if (pl_now_ns() < rq->wait_until_ns)
+        decide_and_send(rq); /* admit is asked again */
+    else
+        answer_wait_over(rq);
+}
+
+static bool any_capacity(const pl_request *rq)
+{
+    uint64_t now = pl_now_ns();
+    for (int i = 0; i < rq->ask.model->workers_n; i++) {
+        const pl_worker_state *w = rq->ask.model->workers[i];
+        if (!pl_worker_at_capacity(w) &&
+            pl_engine_why(w->engine, &rq->loop->router->config.decider.breaker, now) == 0)
+            return true;
+    }
+    return false;
+}
+
+#define ASK_AGAIN_MS 100
+
+/* Puts the request into the waiting room. True: it waits (or was answered); false: decide again at
+ * once. all_busy: freed capacity ends the wait; else admit has sent it here, and is asked again
+ * every ASK_AGAIN_MS, too. */
+static bool wait_for_capacity(pl_request *rq, double seconds, bool all_busy)
+{
+    pl_loop *l = rq->loop;
+    uint64_t now = pl_now_ns();
+    if (!rq->wait_until_ns) {
+        rq->wait_until_ns = now + (uint64_t)(fmin(seconds, l->router->config.queue_seconds) * 1e9);
+        pl_count(&l->metrics.queued, 1);
+    }
+    if (now >= rq->wait_until_ns) {
+        answer_wait_over(rq);
+        return true;
+    }
+    rq->waiter.loop = &l->mailbox;
+    rq->waiter.model = rq->ask.model->id;
+    rq->waiter.priority = rq->ask.req.priority;
+    rq->waiter.wake = on_wake;
+    rq->waiter.cancelled = false;
+    if (pl_queue_put(l->router->queue, &rq->waiter) != 0) {
+        pl_count(&l->metrics.queue_full, 1);
+        pl_relay_error(rq, 503, "queue_full", 1,
+                       "every engine is at its limit and %u requests wait already",
+                       l->router->config.queue_max);
+        return true;
+    }
+    rq->state = PL_RQ_QUEUED;
+    rq->queued_at_ns = now;
+    uint64_t left_ms = (rq->wait_until_ns - now) / 1000000 + 1;
+    if (!all_busy && left_ms > ASK_AGAIN_MS)
+        left_ms = ASK_AGAIN_MS;
+    pl_wheel_arm(&l->wheel, &rq->wait_timer, left_ms, on_wait_timeout);
+    if (!all_busy || !any_capacity(rq))
+        return true;
+    /* capacity that was freed between the decision and the put has woken nobody: look again */
+    if (pl_queue_remove(l->router->queue, &rq->waiter)) {
+        wait_over(rq);
+        return false;
+    }
+    rq->waiter.cancelled = false; /* a grant is under way already */
+    return true;
+}
+
+/* --- decide, send, retry
+ * --------------------------------------------------------------------------------------- */
+
+/* Claims the worker for this try. False: it was taken by others meanwhile. */
+static bool begin_try(pl_request *rq, pl_worker_state *w)
+{
+    pl_loop *l = rq->loop;
+    if (!pl_breaker_begin(w->engine, &l->router->config.decider.breaker, pl_now_ns(), &rq->probe))
+        return false;
+    if (rq->engine)
+        pl_engine_unref(rq->engine);
+    rq->engine = pl_engine_ref(w->engine);
+    rq->worker = w;
+    rq->breaker_open_end = true;
+    pl_ticket_begin(&rq->ticket, w, rq->ask.req.prompt_tokens, rq->ask.req.stream);
+    if (w->engine->max_inflight > 0 && pl_engine_inflight(w->engine) > w->engine->max_inflight) {
+        /* another loop was faster: a cap is never exceeded, not even for a moment by two */
+        pl_proxy_end_try(rq, -1);
+        return false;
+    }
+    return true;
+}
+
+static bool pinned(pl_request *rq, pl_decision *d)
+{
+    pl_str want =
+        rq->trusted ? pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")) : (pl_str){NULL, 0};
+    if (!want.p)
+        return false;
+    *d = (pl_decision){.kind = PL_NO_WORKER, .shrink_max_tokens = -1, .reason = "pinned"};
+    for (int i = 0; i < rq->ask.model->workers_n; i++) {
+        pl_worker_state *w = rq->ask.model->workers[i];
+        if (pl_str_eq(pl_str_c(w->name), want) &&
+            pl_engine_why(w->engine, &rq->loop->router->config.decider.breaker, pl_now_ns()) == 0) {
+            d->kind = PL_DECIDED;
+            d->worker = w;
+        }
+    }
+    return true;
+}
+
+/* One round: 1 done with (sent, waiting or answered), 0 decide again. */
+static int decide_once(pl_request *rq)
+{
+    pl_loop *l = rq->loop;
+    pl_decision *d = &rq->decision;
+    if (!pinned(rq, d)) {
+        uint64_t from = pl_now_ns();
+        l->vm_used = true;
+        pl_decide(l->decider, &rq->ask, d);
+        pl_hist_observe(&l->metrics.decision, pl_now_ns() - from);
+        pl_count(&l->metrics.decisions, 1);
+    }
+    switch (d->kind) {
+    case PL_ASK_SHED:
+        pl_count(&l->metrics.shed, 1);
+        pl_relay_error(rq, pl_api_overload_status(rq->x->head.path), "overloaded",
+                       d->retry_after_seconds, "the router sheds load (%s)", d->reason);
+        return 1;
+    case PL_ASK_QUEUE:
+        return wait_for_capacity(rq, d->wait_seconds, d->all_busy);
+    case PL_NO_WORKER:
+        pl_count(&l->metrics.no_worker, 1);
+        pl_relay_error(rq, 503, "no_worker", 2, "no engine that serves model '%.*s' is usable%s",
+                       PL_FMT(rq->ask.model->id),
+                       rq->ask.tried_n ? " any more (others failed this request)" : " now");
+        return 1;
+    case PL_DECIDED:
+        break;
+    }
+    if (!begin_try(rq, d->worker))
+        return 0;
+    if (d->shrink_max_tokens >= 0 && pl_intake_shrink(rq, d->shrink_max_tokens) == 0)
+        pl_count(&l->metrics.shrunk, 1);
+    rq->state = PL_RQ_CALLING;
+    rq->attempts++;
+    if (pl_forward(rq, false) != 0)
+        pl_relay_error(rq, 503, "out_of_memory", 1, "the router is out of memory");
+    return 1;
+}
+
+static void decide_and_send(pl_request *rq)
+{
+    for (int round = 0; round < 8; round++)
+        if (decide_once(rq))
+            return;
+    /* eight times the chosen worker was taken by others: wait like everybody */
+    if (!wait_for_capacity(rq, rq->loop->router->config.queue_seconds, false))
+        pl_relay_error(rq, 503, "no_worker", 1, "every engine is busy");
+}
+
+static bool another_worker(const pl_request *rq)
+{
+    uint64_t now = pl_now_ns();
+    for (int i = 0; i < rq->ask.model->workers_n; i++) {
+        const pl_worker_state *w = rq->ask.model->workers[i];
+        bool tried = w->engine == rq->engine;
+        for (int k = 0; k < rq->ask.tried_n && !tried; k++)
+            tried = rq->ask.tried[k]->engine == w->engine;
+        if (!tried && pl_engine_why(w->engine, &rq->loop->router->config.decider.breaker, now) == 0)
+            return true;
+    }
+    return false;
+}
+
+bool pl_proxy_may_retry(pl_request *rq, int status)
+{
+    pl_loop *l = rq->loop;
+    const pl_config *c = &l->router->config;
+    if (rq->attempts > c->retries || rq->ask.tried_n >= 8 || !another_worker(rq) ||
+        (rq->trusted && pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")).p))
+        return false;
+    bool budget = l->retry_tokens >= 1;
+    const struct pl_fault fault = {
+        .waited_seconds = rq->ask.req.waited_seconds,
+        .kind = PL_ENGINE_FAILED,
+        .status = status,
+        .attempts = rq->attempts,
+        .budget_left = budget,
+    };
+    double arg;
+    l->vm_used = true;
+    if (pl_decide_fault(l->decider, &rq->ask, &fault, &arg) != PL_RETRY)
+        return false;
+    if (!budget)
+        pl_count(&l->metrics.retry_budget_exhausted, 1);
+    return budget;
+}
+
+void pl_proxy_retry(pl_request *rq)
+{
+    pl_loop *l = rq->loop;
+    l->retry_tokens -= 1;
+    pl_count(&l->metrics.retries, 1);
+    atomic_fetch_add_explicit(&rq->engine->retries, 1, memory_order_relaxed);
+    rq->ask.tried[rq->ask.tried_n++] = rq->worker;
+    rq->ask.req.attempt++;
+    decide_and_send(rq);
+}
+
+void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
+{
+    pl_loop *l = rq->loop;
+    pl_count(&l->metrics.upstream_failures, 1);
+    atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
+    static unsigned long seen[2];
+    if (pl_log_allow(seen, 10))
+        pl_log(PL_LOG_WARN, "engine_failed", "%s: %s%s%s (request %.*s)", rq->engine->name,
+               pl_strerror(err), detail ? ": " : "", detail ? detail : "", PL_FMT(rq->id));
+    pl_proxy_end_try(rq, 0);
+    if (rq->state == PL_RQ_STREAMING) {
+        /* its head was a success; its end is not */
+        pl_breaker_failure(rq->engine, &l->router->config.decider.breaker, pl_now_ns(), false);
+        pl_relay_broken(rq, "the engine ended the stream before it was complete");
+        return;
+    }
+    if (pl_proxy_may_retry(rq, status)) {
+        pl_proxy_retry(rq);
+        return;
+    }
+    bool timeout = err == PL_ETIMEOUT;
+    pl_relay_error(rq, timeout ? 504 : 502, timeout ? "engine_timeout" : "engine_failed", -1,
+                   "engine %s: %s", rq->engine->name, detail ? detail : pl_strerror(err));
+}
+
+/* --- the server's events
+ * ------------------------------------------------------------------------------------------ */
+
+static bool on_head(void *ctx, pl_exchange *x)
+{
+    return pl_intake_head(ctx, x);
+}
+
+static void on_request(void *ctx, pl_exchange *x)
+{
+    pl_loop *l = ctx;
+    if (x->head.method != PL_POST && pl_pages(l, x))
+        return;
+    pl_count(&l->metrics.requests, 1);
+    pl_count(&l->metrics.body_bytes_in, x->body.n);
+    l->retry_tokens = fmin(100, l->retry_tokens + l->router->config.retry_budget);
+    pl_request *rq = request_new(l, x);
+    if (!rq) {
+        pl_answer_error(l, x, 503, "out_of_memory", 1, NULL, 0, "the router is out of memory");
+        return;
+    }
+    if (pl_intake_body(rq) == 0)
+        decide_and_send(rq);
+}
+
+static void on_gone(void *ctx, pl_exchange *x)
+{
+    pl_request *rq = x->user;
+    if (!rq)
+        return;
+    pl_loop *l = rq->loop;
+    bool grant_under_way = false;
+    if (rq->state == PL_RQ_QUEUED) {
+        grant_under_way = !pl_queue_remove(l->router->queue, &rq->waiter);
+        wait_over(rq);
+    }
+    if (rq->state == PL_RQ_CALLING || rq->state == PL_RQ_STREAMING)
+        pl_forward_abort(rq);
+    rq->state = PL_RQ_OVER;
+    account(rq, PL_END_CLIENT_GONE);
+    x->user = NULL;
+    rq->x = NULL;
+    if (!grant_under_way)
+        request_free(rq); /* else on_wake frees it */
+}
+
+static void on_drain(void *ctx, pl_exchange *x)
+{
+    pl_request *rq = x->user;
+    if (rq && rq->call && rq->source_paused) {
+        rq->source_paused = false;
+        pl_call_resume(rq->call);
+    }
+}
+
+static void render_error(void *ctx, pl_str path, int status, const char *message, pl_buf *body)
+{
+    pl_loop *l = ctx;
+    pl_count_status(l, status);
+    if (pl_api_error(path, status, NULL, message, body) != 0)
+        body->n = 0; /* out of memory: an empty body is still an answer */
+}
+
+const pl_handlers pl_proxy_handlers = {
+    .on_head = on_head,
+    .on_request = on_request,
+    .on_gone = on_gone,
+    .on_drain = on_drain,
+    .render_error = render_error,
+};
+
+/* --- the loop's messages
+ * ------------------------------------------------------------------------------------------ */
+
+static void cut(pl_request *rq, const char *why)
+{
+    pl_loop *l = rq->loop;
+    if (rq->state == PL_RQ_QUEUED) {
+        if (!pl_queue_remove(l->router->queue, &rq->waiter)) {
+            rq->waiter.cancelled = false;
+            return; /* its grant arrives in a moment and finds the engine gone */
+        }
+        wait_over(rq);
+    }
+    if (rq->state == PL_RQ_CALLING || rq->state == PL_RQ_STREAMING)
+        pl_forward_abort(rq);
+    pl_count(&l->metrics.engine_cut, 1);
+    pl_proxy_end_try(rq, -1);
+    if (rq->state == PL_RQ_STREAMING)
+        pl_relay_broken(rq, why);
+    else
+        pl_relay_error(rq, 503, "cut", 1, "%s", why);
+}
+
+int pl_proxy_cut_engine(pl_loop *l, const pl_engine *e)
+{
+    int n = 0;
+    for (pl_request *rq = l->requests, *next; rq; rq = next) {
+        next = rq->next;
+        if (rq->engine == e && rq->ticket.worker) {
+            cut(rq, "the engine was removed before the answer was complete");
+            n++;
+        }
+    }
+    return n;
+}
+
+void pl_proxy_cut_all(pl_loop *l)
+{
+    for (pl_request *rq = l->requests, *next; rq; rq = next) {
+        next = rq->next;
+        if (rq->x)
+            cut(rq, "the router is shutting down");
+    }
+}
+
+int pl_proxy_engine_requests(const pl_loop *l, const pl_engine *e)
+{
+    int n = 0;
+    for (const pl_request *rq = l->requests; rq; rq = rq->next)
+        n += rq->engine == e && rq->ticket.worker;
+    return n;
+}

@@ -1,0 +1,122 @@
+/* One request on its way through a loop: the struct that intake.c fills, proxy.c drives, forward.c
+ * sends and relay.c answers. Internal to those four. Lives on the heap; owned by its loop's list
+ * until request_free.
+ *
+ *   exchange --intake--> pl_request --decide--> worker --forward--> call --relay--> exchange
+ *                            ^  |
+ *                            |  +--> queue (all at their caps)
+ *                            +------ retry (an engine failed before its first byte)
+ */
+#ifndef PL_REQUEST_H
+#define PL_REQUEST_H
+
+#include "fleet/queue.h"
+#include "http/api.h"
+#include "http/proxy.h"
+#include "http/scan.h"
+#include "http/sse.h"
+
+typedef enum pl_request_state {
+    PL_RQ_DECIDING,
+    PL_RQ_QUEUED,    /* in the waiting room, or a grant is under way */
+    PL_RQ_CALLING,   /* connecting, sending, awaiting the first byte */
+    PL_RQ_STREAMING, /* the answer's head has gone to the client */
+    PL_RQ_OVER
+} pl_request_state;
+
+struct pl_request {
+    pl_loop *loop;
+    pl_request *prev, *next;
+    pl_exchange *x; /* NULL once the client is gone */
+    pl_request_state state;
+    pl_view *view; /* referenced: keeps the model and its workers */
+    enum pl_api_kind api;
+    pl_str id;      /* x-request-id */
+    bool trusted;   /* the client may pin internals */
+    pl_scan *scan;  /* in the exchange's arena */
+    pl_edits edits; /* of the body, for every try; what a try adds is on top of a copy */
+    pl_ask ask;
+    pl_decision decision;
+
+    /* waiting */
+    pl_waiter waiter;
+    pl_timer wait_timer;
+    uint64_t queued_at_ns;
+    uint64_t wait_until_ns; /* 0 until it waits for the first time */
+
+    /* the try under way */
+    pl_worker_state *worker; /* of the last try */
+    pl_engine *engine;       /* referenced while `worker` is set */
+    pl_call *call;
+    pl_ticket ticket;
+    bool probe;            /* holds a half-open probe of the breaker */
+    bool breaker_open_end; /* pl_breaker_begin was called and no result was given yet */
+    int attempts;          /* engines tried */
+    pl_str rid;            /* the id an SGLang engine knows it by; {NULL,0}: none */
+
+    /* the answer */
+    int status; /* sent to the client; 0 before */
+    bool sse;
+    bool source_paused;
+    uint64_t first_byte_ns; /* 0 before */
+    pl_sse_tail tail;
+    bool want_usage;    /* a hook will ask for it */
+    bool swallow_usage; /* the router asked for the usage chunk, the client did not */
+    pl_sse *events;     /* heap; only when want_usage or swallow_usage on a stream */
+    pl_buf answer;      /* copy of a whole JSON answer, for usage; bounded */
+    pl_usage usage;
+};
+
+/* --- intake.c: everything that is known before a decision --- */
+
+/* on_head: path, method, key. True: go on with the body; false: answered. */
+bool pl_intake_head(pl_loop *l, pl_exchange *x);
+/* Scans the body and fills the request; 0, or the request was answered (and must be freed). */
+int pl_intake_body(pl_request *rq);
+/* Sets the output limit in the body (SHRINK); 0 when it was lowered. */
+int pl_intake_shrink(pl_request *rq, double max_tokens);
+pl_str pl_intake_find_header(void *ctx, pl_str name);
+pl_str pl_intake_find_member(void *ctx, pl_str name);
+
+/* --- pages.c: what the router answers by itself on the public port --- */
+/* GET /health, /readyz, /metrics, /v1/models[/ID]. False: not one of them. */
+bool pl_pages(pl_loop *l, pl_exchange *x);
+
+/* --- forward.c: one try --- */
+
+/* Composes the head and body for rq->worker and sends them. PL_ENOMEM. */
+int pl_forward(pl_request *rq, bool fresh);
+/* Tells an SGLang engine to drop the request (closing the connection alone does so elsewhere). */
+void pl_forward_abort(pl_request *rq);
+pl_pool *pl_loop_pool(pl_loop *l, const pl_engine *e);
+
+/* --- relay.c: the answer --- */
+
+void pl_relay_head(pl_request *rq, const pl_head *head);
+void pl_relay_body(pl_request *rq, const pl_str *slices, int n);
+void pl_relay_end(pl_request *rq);
+/* The engine broke off after the head had gone out: ends the client's answer as honestly as its
+ * shape allows. */
+void pl_relay_broken(pl_request *rq, const char *message);
+/* An error answer of the router's own, in the API's shape. retry_after_seconds < 0: no header. */
+void pl_relay_error(pl_request *rq, int status, const char *code, double retry_after_seconds,
+                    const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+/* The same before there is a request. Ends the exchange. */
+void pl_answer_error(pl_loop *l, pl_exchange *x, int status, const char *code,
+                     double retry_after_seconds, const pl_header *extra, int extra_n,
+                     const char *message);
+void pl_count_status(pl_loop *l, int status);
+
+/* --- proxy.c: the state machine --- */
+
+/* The engine failed this try; error is for people, status what it answered (0: nothing). */
+void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail);
+/* Everything was sent to the client, or nothing more will be. Accounts, runs done, frees. */
+void pl_proxy_over(pl_request *rq, enum pl_end_cause cause);
+/* Gives back what the try holds: ledger, breaker, call. ok: 1 success, 0 failure, -1 neither. */
+void pl_proxy_end_try(pl_request *rq, int ok);
+/* May an engine's failure be answered by another try? Asks the policy and the budget. */
+bool pl_proxy_may_retry(pl_request *rq, int status);
+void pl_proxy_retry(pl_request *rq);
+
+#endif
