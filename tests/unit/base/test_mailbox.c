@@ -136,6 +136,20 @@ static void closing_under_fire_loses_nothing(void **state)
     }
 }
 
+static void post_number(box *b, int number, void (*run)(pl_message *m, void *ctx))
+{
+    numbered *n = calloc(1, sizeof *n);
+    n->message.run = run;
+    n->number = number;
+    assert_int_equal(pl_mailbox_post(&b->mailbox, &n->message), 0);
+}
+
+static void post_a_later_one(pl_message *m, void *ctx)
+{
+    post_number(ctx, 6, check_order);
+    check_order(m, ctx);
+}
+
 /* The messages behind one that closes used to run after those posted later. */
 static void a_message_may_close_in_the_middle(void **state)
 {
@@ -143,15 +157,11 @@ static void a_message_may_close_in_the_middle(void **state)
     box *b = calloc(1, sizeof *b);
     box_open(b);
     b->close_after = 2;
-    for (int i = 0; i < 6; i++) {
-        numbered *n = calloc(1, sizeof *n);
-        n->message.run = check_order;
-        n->number = i;
-        assert_int_equal(pl_mailbox_post(&b->mailbox, &n->message), 0);
-    }
+    for (int i = 0; i < 6; i++)
+        post_number(b, i, i == 0 ? post_a_later_one : check_order);
     uv_ref((uv_handle_t *)&b->mailbox.async);
     uv_run(&b->loop, UV_RUN_DEFAULT);
-    assert_int_equal(b->ran, 6);
+    assert_int_equal(b->ran, 7);
     pl_message late = {NULL, NULL};
     assert_int_equal(pl_mailbox_post(&b->mailbox, &late), PL_ECANCELLED);
     box_done(b);
