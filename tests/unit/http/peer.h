@@ -24,7 +24,7 @@ typedef struct peer {
     uv_tcp_t tcp; /* first */
     struct world *world;
     char *got; /* NUL-terminated */
-    size_t got_n;
+    int got_n;
     int number; /* 0 for the first connection */
     bool gone;  /* the client closed or reset it */
     bool closing;
@@ -112,10 +112,10 @@ static void peer_on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
         peer_close(p);
         return;
     }
-    p->got = realloc(p->got, p->got_n + (size_t)n + 1);
+    p->got = realloc(p->got, (size_t)p->got_n + (size_t)n + 1);
     assert_non_null(p->got);
     memcpy(p->got + p->got_n, buf->base, (size_t)n);
-    p->got_n += (size_t)n;
+    p->got_n += (int)n;
     p->got[p->got_n] = 0;
     if (p->world->answer)
         p->world->answer(p);
@@ -182,24 +182,26 @@ static void world_guard(uv_timer_t *t)
     *(bool *)t->data = true;
 }
 
-/* Runs the loop until *flag is at least `want`; ten seconds without that fail the test. */
-PEER_UNUSED static void world_until(world *w, const int *flag, int want)
-{
-    uv_timer_t guard;
-    bool late = false;
-    uv_timer_init(&w->loop, &guard);
-    guard.data = &late;
-    uv_timer_start(&guard, world_guard, 10000, 0);
-    while (*flag < want && !late)
-        uv_run(&w->loop, UV_RUN_ONCE);
-    uv_close((uv_handle_t *)&guard, NULL);
-    uv_run(&w->loop, UV_RUN_NOWAIT);
-    if (late)
-        fail_msg("nothing happened for ten seconds (wanted %d, have %d)", want, *flag);
-}
+/* Runs the loop until the condition holds; ten seconds without that fail the test. */
+#define world_wait(w, condition)                                                                   \
+    do {                                                                                           \
+        uv_timer_t guard_;                                                                         \
+        bool late_ = false;                                                                        \
+        uv_timer_init(&(w)->loop, &guard_);                                                        \
+        guard_.data = &late_;                                                                      \
+        uv_timer_start(&guard_, world_guard, 10000, 0);                                            \
+        while (!(condition) && !late_)                                                             \
+            uv_run(&(w)->loop, UV_RUN_ONCE);                                                       \
+        uv_close((uv_handle_t *)&guard_, NULL);                                                    \
+        uv_run(&(w)->loop, UV_RUN_NOWAIT);                                                         \
+        if (late_)                                                                                 \
+            fail_msg("not within ten seconds: %s", #condition);                                    \
+    } while (0)
 
-/* Lets everything that is already on its way arrive: loopback delivers before the write returns, so
- * a few turns of the loop see it all. */
+/* Until connection `i` is there and has sent a whole head. */
+#define world_wait_head(w, i) world_wait(w, (w)->accepted > (i) && peer_has_head((w)->peers[i]))
+
+/* A few turns of the loop, before something is asserted not to have happened. */
 PEER_UNUSED static void world_settle(world *w)
 {
     for (int i = 0; i < 20; i++)
