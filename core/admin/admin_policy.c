@@ -56,11 +56,11 @@ void pl_admin_policy_get(pl_admin *a, pl_exchange *x, pl_str name)
         suspended += atomic_load(&r->loops[i].policy_stats.suspended) != 0;
     pl_admin_json(x, 200,
                   json_pack("{s:o, s:o, s:s, s:I, s:o, s:O, s:f, s:b, s:i, s:I, s:I, s:o, s:o}",
-                            "name", p->name, "file", p->file, "sha256", p->sha256, "generation",
-                            (json_int_t)r->generation, "hooks", hook_names(p->hooks), "params",
-                            r->config.policy_params, "loaded_at", p->loaded_at, "suspended",
-                            suspended > 0, "suspended_loops", suspended, "reloads",
-                            (json_int_t)p->reloads, "reload_failures",
+                            "name", pl_admin_text(p->name), "file", pl_admin_text(p->file),
+                            "sha256", p->sha256, "generation", (json_int_t)r->generation, "hooks",
+                            hook_names(p->hooks), "params", r->config.policy_params, "loaded_at",
+                            p->loaded_at, "suspended", suspended > 0, "suspended_loops", suspended,
+                            "reloads", (json_int_t)p->reloads, "reload_failures",
                             (json_int_t)p->reload_failures, "stats", stats, "last_error",
                             p->last_error.message[0] ? error_json(&p->last_error) : json_null()));
 }
