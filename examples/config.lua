@@ -1,0 +1,18 @@
+-- A router in front of two engines: perilune serve examples/config.lua
+-- `perilune serve --help-config` prints every key with its default.
+return {
+    listen = "127.0.0.1:8000",
+    admin = { listen = "127.0.0.1:8001" }, -- a token is needed when this is not loopback
+
+    engines = {
+        "http://127.0.0.1:30000", -- name, kind and models are asked of the engine
+        { name = "big", url = "http://127.0.0.1:30001", max_inflight = 64, weight = 2 },
+    },
+
+    policy = { file = "least_loaded" }, -- a ready-made one, or a file: "policies/mine.lua"
+
+    -- Clients with a key; each key stands for a tenant. Without keys nobody is asked.
+    -- api_keys = { { key = env("TEAM_A_KEY"), tenant = "team-a" } },
+
+    timeouts = { first_byte_seconds = 300 },
+}
