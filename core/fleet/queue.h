@@ -1,7 +1,12 @@
 /* The waiting room: requests for which every eligible worker was at its cap. One for the process,
  * ordered by priority (higher first), then arrival. Freed capacity pops the first waiter that the
  * worker can serve and hands it to its loop; that loop decides again (and may put it back in its
- * old place). Any thread; one mutex, taken only while something waits. */
+ * old place). Any thread; one mutex, taken only while something waits.
+ *
+ * A grant is not lost: when its waiter has run and the worker still has room (the waiter was
+ * cancelled, took another worker, or went back), the queue passes the grant on to the next in line
+ * behind that one. So the owner need not; calling pl_queue_freed again for the same capacity does
+ * no harm. */
 #ifndef PL_QUEUE_H
 #define PL_QUEUE_H
 
@@ -12,6 +17,8 @@
 #include "base/str.h"
 #include "fleet/fleet.h"
 
+typedef struct pl_queue pl_queue;
+
 /* Embedded in the request. Zero-initialise. */
 typedef struct pl_waiter {
     pl_message message; /* carries a grant to the waiter's loop: wake() below runs there */
@@ -21,18 +28,24 @@ typedef struct pl_waiter {
     uint64_t arrival; /* set at the first put, kept when put back */
     int state; /* guarded by the queue's lock: 0 out, 1 waiting, 2 granted (message under way) */
     struct pl_waiter *prev, *next;
-    void (*wake)(struct pl_waiter *w); /* on the loop's thread, state is 0 again. Must decide again,
-                                          or pass the grant on */
-    bool cancelled; /* the owner left while a grant was under way: wake() only frees */
+    void (*wake)(struct pl_waiter *w); /* on the loop's thread, state is 0 again. Must decide again;
+                                          may put w back or free it */
+    bool cancelled; /* the owner left while a grant was under way: wake() only frees. Written and
+                       read on the loop's thread */
+    /* the grant under way; the queue's own */
+    pl_queue *queue;
+    pl_worker_state *granted; /* whose capacity; NULL: everybody was woken */
+    pl_view *view;            /* referenced, keeps `granted` */
+    unsigned hops;            /* how often this grant was passed on already */
 } pl_waiter;
 
-typedef struct pl_queue pl_queue;
-
 pl_queue *pl_queue_new(unsigned max_waiting);
-void pl_queue_free(pl_queue *q);
+void pl_queue_free(pl_queue *q); /* nobody waits and no grant is under way */
 
 /* 0, or PL_ELIMIT when full. A waiter that was granted and is put back keeps its place by its
- * arrival. */
+ * arrival, and is never refused: it had been let in before.
+ * Capacity that is freed between the owner's decision to wait and its put wakes nobody: after a put
+ * the owner looks at the workers once more. Whatever is freed after the put finds the waiter. */
 int pl_queue_put(pl_queue *q, pl_waiter *w);
 
 /* Takes w out. True when it was waiting (or out already); false when a grant is under way: the
@@ -40,9 +53,8 @@ int pl_queue_put(pl_queue *q, pl_waiter *w);
 bool pl_queue_remove(pl_queue *q, pl_waiter *w);
 
 /* Capacity was freed on this worker (a request ended, or it became healthy): grants the first
- * waiter whose model it serves. `view` tells which models. Cheap when nothing waits (one relaxed
- * load). */
-void pl_queue_freed(pl_queue *q, const pl_worker_state *worker, const pl_view *view);
+ * waiter whose model it serves. `view` tells which models. Cheap when nothing waits (one load). */
+void pl_queue_freed(pl_queue *q, const pl_worker_state *worker, pl_view *view);
 
 /* Wakes everyone (an engine was added, or the router drains). */
 void pl_queue_wake_all(pl_queue *q);

@@ -5,7 +5,9 @@
  * callback. */
 #include "http/conn.h"
 
+#include <linux/sockios.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <time.h>
 
 #include "base/err.h"
@@ -27,10 +29,21 @@ static void broken(pl_conn *c)
     pl_conn_later(c);
 }
 
+/* Bytes that the client has not taken: ours and the kernel's. The kernel's are counted because it
+ * asks us for more only when a good part of its buffer is free. */
+static size_t not_taken(const pl_conn *c)
+{
+    uv_os_fd_t fd;
+    int queued = 0;
+    if (uv_fileno((const uv_handle_t *)&c->tcp, &fd) != 0 || ioctl(fd, SIOCOUTQ, &queued) != 0)
+        queued = 0;
+    return (size_t)queued + uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
+}
+
 static void on_stall_tick(pl_timer *t)
 {
     pl_conn *c = (pl_conn *)(void *)((char *)t - offsetof(pl_conn, write_timer));
-    size_t now = uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
+    size_t now = not_taken(c);
     if (now < c->stall_bytes)
         c->stall_ticks = 0;
     else
@@ -65,7 +78,7 @@ static void take_off(pl_conn *c)
     }
     c->flight = f;
     c->stall_ticks = 0;
-    c->stall_bytes = f->bytes.n;
+    c->stall_bytes = SIZE_MAX;
     if (!pl_timer_armed(&c->write_timer))
         pl_wheel_arm(c->s->wheel, &c->write_timer, c->s->o.write_timeout_ms / 4, on_stall_tick);
 }

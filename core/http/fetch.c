@@ -101,7 +101,7 @@ static void on_timer(pl_timer *t)
     give_up((pl_fetch *)((char *)t - offsetof(pl_fetch, timer)), PL_ETIMEOUT, "no answer in time");
 }
 
-static bool is_path(pl_str s)
+bool pl_fetch_path_ok(pl_str s)
 {
     if (s.n == 0 || s.p[0] != '/')
         return false;
@@ -134,7 +134,7 @@ pl_fetch *pl_fetch_start(pl_pool *p, pl_method method, pl_str path, pl_str extra
                          uint64_t timeout_ms, size_t max_body,
                          void (*done)(void *user, const pl_fetch_result *r), void *user)
 {
-    pl_fetch *f = is_path(path) ? calloc(1, sizeof *f) : NULL;
+    pl_fetch *f = pl_fetch_path_ok(path) ? calloc(1, sizeof *f) : NULL;
     if (!f)
         return NULL;
     f->pool = p;

@@ -245,7 +245,7 @@ int pl_forward(pl_request *rq, bool fresh)
     pl_pool *pool = pl_loop_pool(l, rq->engine);
     pl_edits edits = rq->edits;
     set_rid(rq, &edits);
-    pl_str *slices = pl_arena_alloc(a, (2 * PL_EDITS_MAX + 2) * sizeof *slices);
+    pl_str *slices = pl_arena_alloc(a, (PL_EDITS_SLICES + 1) * sizeof *slices);
     if (!pool || !slices)
         return PL_ENOMEM;
     size_t length;

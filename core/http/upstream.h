@@ -97,12 +97,14 @@ typedef struct pl_fetch_result {
 /* GET or POST (body non-NULL) with a total timeout; the answer is cut off with PL_ELIMIT above
  * max_body bytes. `extra` are complete header lines ("Name: value\r\n...") or {NULL,0}. done runs
  * once, never from inside; r is valid during it. A GET that met a dead pooled connection is sent
- * once more. Returns a handle for pl_fetch_cancel, or NULL when out of memory or when path is none
- * (it begins with '/' and has no blanks or control bytes). */
+ * once more. Returns a handle for pl_fetch_cancel, or NULL when out of memory or when path is no
+ * path. */
 typedef struct pl_fetch pl_fetch;
 pl_fetch *pl_fetch_start(pl_pool *p, pl_method method, pl_str path, pl_str extra, pl_str body,
                          uint64_t timeout_ms, size_t max_body,
                          void (*done)(void *user, const pl_fetch_result *r), void *user);
 void pl_fetch_cancel(pl_fetch *f);
+/* Begins with '/' and has no blanks or control bytes. */
+bool pl_fetch_path_ok(pl_str path);
 
 #endif

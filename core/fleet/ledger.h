@@ -1,0 +1,60 @@
+/* The ledger: what the router itself has put on each worker, and what it has learned of it. Written
+ * by all loops (atomics), read by all; a request holds a ticket and gives it back exactly once,
+ * however it ends. */
+#ifndef PL_LEDGER_H
+#define PL_LEDGER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct pl_engine;
+
+/* One data-parallel rank. */
+typedef struct pl_worker_state {
+    struct pl_engine *engine; /* owner */
+    int rank;
+    int slot;       /* small integer for life, given by the fleet; -1 before */
+    int generation; /* changes when a slot is used again */
+    char name[160]; /* "engine" or "engine/rank" */
+    _Atomic int32_t inflight;
+    _Atomic int32_t streams;
+    _Atomic int64_t queued_prefill_tokens;
+    _Atomic uint64_t requests;                /* sent, ever */
+    _Atomic double prefill_tokens_per_second; /* moving average; 0 until measured */
+    _Atomic double ttft_seconds;              /* moving average; 0 until measured */
+} pl_worker_state;
+
+/* Each new sample moves an average by this share of the difference: the last ten or so samples
+ * count. The first sample is taken whole. */
+#define PL_LEDGER_EWMA_SHARE 0.125
+/* Shorter prompts say more about latency than about the prefill rate. */
+#define PL_LEDGER_MIN_RATE_TOKENS 64
+
+typedef struct pl_ticket {
+    pl_worker_state *worker; /* NULL: not begun or ended */
+    int64_t prefill_tokens;  /* 0 after the first token */
+    bool stream;
+    bool first_token; /* was seen */
+} pl_ticket;
+
+/* prompt_tokens: an estimate; nonsense (negative, NaN) counts as 0. The caller holds a reference to
+ * the engine until the ticket has ended. */
+void pl_ticket_begin(pl_ticket *t, pl_worker_state *w, double prompt_tokens, bool stream);
+
+/* The first token was seen: prefill is done. ttft and tokens feed the worker's averages; the rate
+ * contains what the request waited in the engine, so it says what a request gets, not what the
+ * hardware can do. ttft_seconds <= 0: not known, the averages stay. Idempotent. */
+void pl_ticket_first_token(pl_ticket *t, double ttft_seconds);
+
+void pl_ticket_end(pl_ticket *t); /* idempotent */
+
+/* True when the worker's engine is at one of its caps (they are sums over its ranks). A hint for
+ * decisions: two loops may see the last free place at once; who begins a ticket looks again. */
+bool pl_worker_at_capacity(const pl_worker_state *w);
+
+/* All ranks together. */
+int32_t pl_engine_inflight(const struct pl_engine *e);
+int64_t pl_engine_queued_prefill_tokens(const struct pl_engine *e);
+
+#endif
