@@ -195,9 +195,10 @@ struct pl_verdict {
                    -1: none given. For tick: now_seconds, written by C */
     double admit_ns;    /* clock when admit had returned; 0 without the hook */
     double action;      /* enum pl_action from admit or degrade */
-    double index;       /* route's choice; -1: none */
+    double index;       /* route's choice */
     int32_t hook;       /* the hook that is running: names the culprit when the call fails */
     int32_t skip;       /* written by C: bits (1 << enum pl_hook) of hooks not to run */
+    int32_t routed;     /* 1: route answered index */
     int32_t scored;     /* 1: fleet.cost was filled by score, C picks */
     int32_t reason_len; /* bytes of reason, which is only filled up to 64; -1: not a string */
     char reason[64];

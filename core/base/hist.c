@@ -1,12 +1,15 @@
-/* Histogram: see hist.h. */
+/* Histogram: see hist.h. Observed by its owner's thread, read by any. */
 #include "base/hist.h"
+
+#include <math.h>
 
 #define FIRST_SHIFT 6 /* 64 ns */
 
 static int bucket_of(uint64_t ns)
 {
-    if (ns < (1u << FIRST_SHIFT))
+    if (ns <= (1u << FIRST_SHIFT))
         return 0;
+    ns--; /* bounds belong to the bucket below them, as in Prometheus' "le" */
     int log2 = 63 - __builtin_clzll(ns);
     int half = (int)((ns >> (log2 - 1)) & 1);
     int i = (log2 - FIRST_SHIFT) * 2 + half + 1;
@@ -51,7 +54,7 @@ uint64_t pl_hist_quantile_ns(const pl_hist *h, double q)
     uint64_t total = 0;
     for (int i = 0; i < PL_HIST_BUCKETS; i++)
         total += atomic_load_explicit(&h->count[i], memory_order_relaxed);
-    uint64_t want = (uint64_t)(q * (double)total + 0.5), seen = 0;
+    uint64_t want = (uint64_t)ceil(q * (double)total - 1e-6), seen = 0;
     if (total == 0)
         return 0;
     for (int i = 0; i < PL_HIST_BUCKETS; i++) {

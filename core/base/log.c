@@ -2,6 +2,7 @@
  * several threads never mix. */
 #include "base/log.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/err.h"
+#include "base/str.h"
 
 static _Atomic int min_level = PL_LOG_INFO;
 static _Atomic int as_json = -1;
@@ -30,23 +32,60 @@ int pl_log_level_parse(const char *name)
     return PL_EINVALID;
 }
 
-/* Escapes for JSON; control bytes become \u00xx, so a hostile value cannot forge a line. */
-static size_t json_escape(char *out, size_t cap, const char *s)
+/* The length of the well-formed UTF-8 sequence at s, 0 when there is none. */
+static size_t sequence(const char *s, size_t left)
 {
-    size_t n = 0;
-    for (; *s && n + 7 < cap; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c == '"' || c == '\\') {
-            out[n++] = '\\';
-            out[n++] = (char)c;
-        } else if (c < 0x20 || c == 0x7f) {
-            n += (size_t)snprintf(out + n, cap - n, "\\u%04x", c);
+    unsigned char c = (unsigned char)*s;
+    size_t n = c < 0x80 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4;
+    return n <= left && pl_str_utf8((pl_str){s, n}, NULL) ? n : 0;
+}
+
+/* What a terminal or a reader of lines could take for more than text: C0, DEL, C1 and the Unicode
+ * line separators. 0: harmless. */
+static unsigned control(const char *s, size_t n)
+{
+    unsigned char c = (unsigned char)s[0], d = n > 1 ? (unsigned char)s[1] : 0;
+    if (n == 1)
+        return c < 0x20 || c == 0x7f ? 0x10000u | c : 0;
+    if (n == 2)
+        return c == 0xc2 && d < 0xa0 ? 0x10000u | d : 0;
+    unsigned char last = (unsigned char)s[n - 1];
+    bool separator = n == 3 && c == 0xe2 && d == 0x80 && (last == 0xa8 || last == 0xa9);
+    return separator ? 0x12000u | (last - 0x80u) : 0;
+}
+
+/* Copies a message into a line, so that a hostile value can neither forge one nor break the JSON.
+ * Cuts at a whole character when out is full. */
+static size_t clean(char *out, size_t cap, const char *s, bool json)
+{
+    size_t n = 0, left = strlen(s);
+    while (left && n + 8 < cap) {
+        size_t len = sequence(s, left);
+        unsigned bad = len ? control(s, len) : 0x1fffdu;
+        if (bad && json) {
+            n += (size_t)snprintf(out + n, cap - n, "\\u%04x", bad & 0xffff);
+        } else if (bad) {
+            out[n++] = len ? ' ' : '?';
         } else {
-            out[n++] = (char)c;
+            if (json && (*s == '"' || *s == '\\'))
+                out[n++] = '\\';
+            memcpy(out + n, s, len);
+            n += len;
         }
+        len += len == 0;
+        s += len;
+        left -= len;
     }
-    out[n] = 0;
     return n;
+}
+
+/* A signal must not cost a line; a full or closed pipe may. */
+static void put(const char *line, size_t n)
+{
+    ssize_t rc;
+    do
+        rc = write(2, line, n);
+    while (rc < 0 && errno == EINTR);
 }
 
 void pl_log(pl_log_level level, const char *event, const char *fmt, ...)
@@ -64,9 +103,9 @@ void pl_log(pl_log_level level, const char *event, const char *fmt, ...)
     size_t n;
     if (json) {
         n = (size_t)snprintf(line, sizeof line,
-                             "{\"time\":%.3f,\"level\":\"%s\",\"event\":\"%s\",\"message\":\"",
+                             "{\"time\":%.3f,\"level\":\"%s\",\"event\":\"%.64s\",\"message\":\"",
                              pl_wall_seconds(), names[level], event);
-        n += json_escape(line + n, sizeof line - n - 4, msg);
+        n += clean(line + n, sizeof line - n - 4, msg, true);
         memcpy(line + n, "\"}\n", 3);
         n += 3;
     } else {
@@ -74,13 +113,11 @@ void pl_log(pl_log_level level, const char *event, const char *fmt, ...)
         struct tm tm;
         localtime_r(&now, &tm);
         n = strftime(line, sizeof line, "%H:%M:%S", &tm);
-        n += (size_t)snprintf(line + n, sizeof line - n, " %-5s %s: ", names[level], event);
-        for (const char *s = msg; *s && n + 2 < sizeof line; s++)
-            line[n++] = (unsigned char)*s < 0x20 ? ' ' : *s;
+        n += (size_t)snprintf(line + n, sizeof line - n, " %-5s %.64s: ", names[level], event);
+        n += clean(line + n, sizeof line - n - 4, msg, false);
         line[n++] = '\n';
     }
-    ssize_t ignored = write(2, line, n);
-    (void)ignored;
+    put(line, n);
 }
 
 bool pl_log_allow(unsigned long state[2], unsigned per_second)

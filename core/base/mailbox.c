@@ -1,19 +1,31 @@
-/* Mailbox: see mailbox.h. A mutex-guarded list and one uv_async_t. */
+/* Mailbox: see mailbox.h. A mutex-guarded list and one uv_async_t. Messages belong to their posters
+ * until run() has them. */
 #include "base/mailbox.h"
+
+#include <stdbool.h>
 
 #include "base/err.h"
 
 static void drain(pl_mailbox *mb)
 {
-    uv_mutex_lock(&mb->lock);
-    pl_message *m = mb->head;
-    mb->head = NULL;
-    mb->tail = &mb->head;
-    uv_mutex_unlock(&mb->lock);
-    while (m) {
-        pl_message *next = m->next; /* run() may free m */
+    /* when a message's run() closes the mailbox, this runs inside itself: the batch is shared, so
+     * that the inner one goes on where the outer one stands and nothing is overtaken */
+    for (bool took = false;;) {
+        if (!mb->batch) {
+            if (took)
+                return;
+            took = true;
+            uv_mutex_lock(&mb->lock);
+            mb->batch = mb->head;
+            mb->head = NULL;
+            mb->tail = &mb->head;
+            uv_mutex_unlock(&mb->lock);
+            if (!mb->batch)
+                return;
+        }
+        pl_message *m = mb->batch;
+        mb->batch = m->next; /* run() may free m */
         m->run(m, mb->loop_ctx);
-        m = next;
     }
 }
 
@@ -24,7 +36,7 @@ static void on_async(uv_async_t *async)
 
 int pl_mailbox_init(pl_mailbox *mb, uv_loop_t *loop, void *loop_ctx)
 {
-    mb->head = NULL;
+    mb->head = mb->batch = NULL;
     mb->tail = &mb->head;
     mb->loop_ctx = loop_ctx;
     mb->closed = 0;

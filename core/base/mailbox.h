@@ -15,6 +15,7 @@ typedef struct pl_mailbox {
     uv_async_t async;
     uv_mutex_t lock;
     pl_message *head, **tail;
+    pl_message *batch; /* taken from the list, not run yet; the loop's thread only */
     void *loop_ctx;
     int closed;
 } pl_mailbox;
@@ -26,8 +27,8 @@ int pl_mailbox_init(pl_mailbox *mb, uv_loop_t *loop, void *loop_ctx);
 /* 0, or PL_ECANCELLED when the mailbox is closed: the caller keeps the message. */
 int pl_mailbox_post(pl_mailbox *mb, pl_message *m);
 
-/* On the loop's thread: runs what is queued, refuses further posts and closes the handle. The
- * memory must stay until the loop has run once more. */
+/* On the loop's thread, once; a message may do it. Runs what is queued, in order, refuses further
+ * posts and closes the handle. The memory must stay until the loop has run once more. */
 void pl_mailbox_close(pl_mailbox *mb);
 
 /* After the loop has ended and no thread can post any more. */

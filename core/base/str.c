@@ -25,12 +25,13 @@ bool pl_str_ieq(pl_str a, pl_str b)
 
 bool pl_str_starts(pl_str s, pl_str prefix)
 {
-    return s.n >= prefix.n && memcmp(s.p, prefix.p, prefix.n) == 0;
+    return s.n >= prefix.n && (prefix.n == 0 || memcmp(s.p, prefix.p, prefix.n) == 0);
 }
 
 bool pl_str_ends(pl_str s, pl_str suffix)
 {
-    return s.n >= suffix.n && memcmp(s.p + s.n - suffix.n, suffix.p, suffix.n) == 0;
+    return s.n >= suffix.n &&
+           (suffix.n == 0 || memcmp(s.p + s.n - suffix.n, suffix.p, suffix.n) == 0);
 }
 
 pl_str pl_str_trim(pl_str s)
@@ -49,15 +50,15 @@ int pl_str_u64(pl_str s, uint64_t max, uint64_t *out)
     if (s.n == 0)
         return PL_ESYNTAX;
     uint64_t v = 0;
+    bool too_big = false;
     for (size_t i = 0; i < s.n; i++) {
         unsigned d = (unsigned)((unsigned char)s.p[i] - '0');
         if (d > 9)
             return PL_ESYNTAX;
-        if (v > (UINT64_MAX - d) / 10)
-            return PL_ELIMIT;
+        too_big = too_big || v > (UINT64_MAX - d) / 10;
         v = v * 10 + d;
     }
-    if (v > max)
+    if (too_big || v > max)
         return PL_ELIMIT;
     *out = v;
     return 0;
@@ -69,7 +70,7 @@ int pl_str_double(pl_str s, double *out)
     if (s.n == 0 || s.n >= sizeof tmp)
         return PL_ESYNTAX;
     for (size_t i = 0; i < s.n; i++)
-        if (!strchr("0123456789+-.eE", s.p[i]))
+        if (!s.p[i] || !strchr("0123456789+-.eE", s.p[i]))
             return PL_ESYNTAX;
     memcpy(tmp, s.p, s.n);
     tmp[s.n] = 0;

@@ -6,7 +6,7 @@
 
 static uint64_t due_tick(uint64_t due_ms)
 {
-    return (due_ms + PL_WHEEL_TICK_MS - 1) / PL_WHEEL_TICK_MS; /* rounded up: never early */
+    return due_ms / PL_WHEEL_TICK_MS + (due_ms % PL_WHEEL_TICK_MS != 0); /* up: never early */
 }
 
 static void unlink_timer(pl_wheel *w, pl_timer *t)
@@ -33,7 +33,7 @@ void pl_wheel_arm(pl_wheel *w, pl_timer *t, uint64_t after_ms, void (*fire)(pl_t
 {
     if (t->next)
         unlink_timer(w, t);
-    t->due_ms = w->now_ms + after_ms;
+    t->due_ms = after_ms < UINT64_MAX - w->now_ms ? w->now_ms + after_ms : UINT64_MAX;
     t->fire = fire;
     uint64_t tick = due_tick(t->due_ms);
     if (tick <= w->tick)

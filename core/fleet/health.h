@@ -1,9 +1,9 @@
 /* Active health checks and detection, on the control loop: each engine is asked GET /health every
- * interval; after `rise` good answers (2xx) in a row it is up, after `fall` bad ones down; an engine
- * about which nothing is known yet is down after the first bad one. While an engine comes up, and
- * every detect_interval after that, its kind and models are read from its own endpoints (/v1/models
- * owned_by, /server_info, /version): whoever is told that it is up finds its models in the fleet,
- * unless it would not tell them. The last known models are kept while it is down. */
+ * interval; after `rise` good answers (2xx) in a row it is up, after `fall` bad ones down; an
+ * engine about which nothing is known yet is down after the first bad one. While an engine comes
+ * up, and every detect_interval after that, its kind and models are read from its own endpoints
+ * (/v1/models owned_by, /server_info, /version): whoever is told that it is up finds its models in
+ * the fleet, unless it would not tell them. The last known models are kept while it is down. */
 #ifndef PL_HEALTH_H
 #define PL_HEALTH_H
 

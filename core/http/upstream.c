@@ -332,9 +332,7 @@ static void call_head(pl_upcall *c)
         return;
     }
     c->pub.head = conn->reader.head;
-    /* the answer is there: what was not sent yet is not wanted, and the slices may go now */
-    c->at = c->bufs_n;
-    c->head_seen = true;
+    c->head_seen = true; /* from here on nothing more is sent: the slices may go */
     c->pub.phase = PL_CALL_STREAMING;
     c->ev->on_head(&c->pub, &c->pub.head);
 }

@@ -148,10 +148,11 @@ static int unknown_builtin(pl_str name, pl_errbuf *eb)
     size_t n = 0;
     for (const char *const *p = pl_policy_builtin_names(); *p && n + 66 < sizeof known; p++)
         n += (size_t)snprintf(known + n, sizeof known - n, "%s%s", n ? ", " : "", *p);
-    return pl_fail(eb, PL_ENOTFOUND,
-                   "there is no ready-made policy '%.*s' (there are: %s); a file is given by a path "
-                   "that contains '/' or ends in .lua",
-                   PL_FMT(name), known);
+    return pl_fail(
+        eb, PL_ENOTFOUND,
+        "there is no ready-made policy '%.*s' (there are: %s); a file is given by a path "
+        "that contains '/' or ends in .lua",
+        PL_FMT(name), known);
 }
 
 static int load_main(pl_policy_source *s, pl_str given, pl_errbuf *eb)

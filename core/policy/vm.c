@@ -5,6 +5,7 @@
  * protected, so nothing unwinds across the border of this file. */
 #include "policy/vm_priv.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +57,20 @@ int pl_vm_failed(pl_vm *vm, int lua_status, const char *stage, pl_vm_error *err)
         split_place(vm, text, err);
     }
     lua_pop(L, 1);
+    return PL_EPOLICY;
+}
+
+int pl_vm_hook_error(pl_vm *vm, int hook, pl_vm_error *err, const char *fmt, ...)
+{
+    memset(err, 0, sizeof *err);
+    snprintf(err->stage, sizeof err->stage, "%s", pl_hook_name(hook));
+    snprintf(err->file, sizeof err->file, "%s", pl_source_main(vm->src)->chunk + 1);
+    err->line = vm->hook_lines[hook];
+    vm->records.verdict->hook = hook;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err->message, sizeof err->message, fmt, ap);
+    va_end(ap);
     return PL_EPOLICY;
 }
 
@@ -115,11 +130,16 @@ static int load_policy(lua_State *L)
     lua_getfield(L, 2, "check");
     lua_insert(L, -2);
     pl_json_push(L, pl_source_params(vm->src));
-    lua_call(L, 2, 3);
-    // stack: vm, boot, name, hooks, temperature
-    snprintf(vm->name, sizeof vm->name, "%s", lua_tostring(L, -3));
-    vm->hooks = (uint32_t)lua_tonumber(L, -2);
-    vm->temperature = lua_tonumber(L, -1);
+    lua_call(L, 2, 4);
+    // stack: vm, boot, name, hooks, temperature, lines
+    snprintf(vm->name, sizeof vm->name, "%s", lua_tostring(L, -4));
+    vm->hooks = (uint32_t)lua_tonumber(L, -3);
+    vm->temperature = lua_tonumber(L, -2);
+    for (int i = 0; i < PL_HOOK_COUNT; i++) {
+        lua_rawgeti(L, -1, i);
+        vm->hook_lines[i] = (int)lua_tonumber(L, -1);
+        lua_pop(L, 1);
+    }
     return 0;
 }
 
@@ -379,24 +399,19 @@ static void unbind(pl_vm *vm)
     vm->rng = vm->own_rng;
 }
 
-static const char *hook_name(int hook)
-{
-    static const char *const names[PL_HOOK_COUNT] = {"init",   "admit",  "session", "score",
-                                                     "route",  "retain", "degrade", "expire",
-                                                     "done",   "tick",   "save"};
-    return hook >= 0 && hook < PL_HOOK_COUNT ? names[hook] : "?";
-}
-
 const char *pl_hook_name(int hook)
 {
-    return hook_name(hook);
+    static const char *const names[PL_HOOK_COUNT] = {"init",  "admit",  "session", "score",
+                                                     "route", "retain", "degrade", "expire",
+                                                     "done",  "tick",   "save"};
+    return hook >= 0 && hook < PL_HOOK_COUNT ? names[hook] : "?";
 }
 
 static int enter(pl_vm *vm, int slot, int hook, pl_vm_error *err)
 {
     lua_State *L = vm->L;
     if (vm->broken)
-        return failed_early(err, hook_name(hook), "this VM is to be rebuilt");
+        return failed_early(err, pl_hook_name(hook), "this VM is to be rebuilt");
     if (!(++vm->calls & 63))
         collect_forced(vm);
     vm->records.verdict->hook = hook;
@@ -404,7 +419,7 @@ static int enter(pl_vm *vm, int slot, int hook, pl_vm_error *err)
     int status = lua_pcall(L, 0, 0, PL_SLOT_EXPLAIN);
     if (__builtin_expect(status == 0, 1))
         return 0;
-    return pl_vm_failed(vm, status, hook_name(vm->records.verdict->hook), err);
+    return pl_vm_failed(vm, status, pl_hook_name(vm->records.verdict->hook), err);
 }
 
 int pl_vm_decide(pl_vm *vm, uint32_t skip, pl_vm_error *err)
@@ -414,8 +429,7 @@ int pl_vm_decide(pl_vm *vm, uint32_t skip, pl_vm_error *err)
     v->admit_ns = 0;
     if (!(vm->hooks & (1u << PL_HOOK_ADMIT | 1u << PL_HOOK_ROUTE | 1u << PL_HOOK_SCORE))) {
         v->action = 0;
-        v->index = -1;
-        v->scored = v->reason_len = 0;
+        v->routed = v->scored = v->reason_len = 0;
         return 0;
     }
     return enter(vm, PL_SLOT_DECIDE, PL_HOOK_SCORE, err);

@@ -238,8 +238,8 @@ static int32_t log_line(void *p, const char *s, int32_t n)
     pl_vm *vm = p;
     if (vm->dry || !pl_log_allow(vm->log_state, LOG_LINES_PER_SECOND))
         return 0;
-    pl_log(PL_LOG_INFO, "policy_log", "%s: %.*s", vm->name,
-           n < LOG_LINE_BYTES ? n : LOG_LINE_BYTES, s);
+    pl_log(PL_LOG_INFO, "policy_log", "%s: %.*s", vm->name, n < LOG_LINE_BYTES ? n : LOG_LINE_BYTES,
+           s);
     return 1;
 }
 

@@ -43,6 +43,7 @@ struct pl_vm {
     uint32_t hooks;
     double temperature;
     char name[65];
+    int hook_lines[PL_HOOK_COUNT]; /* first lines of the hooks */
     const char *stage; /* names the phase in errors while loading */
     long budget;       /* instructions left while loading */
     bool broken;
@@ -57,6 +58,10 @@ struct pl_vm {
 /* Fills err from the error message on top of the stack and pops it; marks the VM broken on memory
  * errors. Returns PL_EPOLICY. */
 int pl_vm_failed(pl_vm *vm, int lua_status, const char *stage, pl_vm_error *err);
+
+/* An error that C found in what a hook answered: at the hook's first line. Returns PL_EPOLICY. */
+int pl_vm_hook_error(pl_vm *vm, int hook, pl_vm_error *err, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 
 /* The VM that L belongs to. */
 pl_vm *pl_vm_of(lua_State *L);

@@ -88,11 +88,11 @@ end
 -- Runs the policy's main chunk; answers what it returned.
 B.run = sandbox.run
 
--- Answers name, bits of hooks, temperature.
+-- Answers name, bits of hooks, temperature, first lines of the hooks by their number.
 function B.check(answer, overrides)
   checked = contract(answer, overrides, file_label)
   sandbox.seal()
-  return checked.name, checked.hooks, checked.temperature
+  return checked.name, checked.hooks, checked.temperature, checked.lines
 end
 
 -- Calls init, generates the harness; answers decide, degrade, done, tick, save, each nil without its hook.

@@ -71,12 +71,13 @@ return function(policy, overrides, file_label)
     refuse("api = %s, but this router speaks api = %d: adapt the policy or use a router that speaks it",
       tostring(policy.api), API)
   end
-  local bits = 0
+  local bits, lines = 0, {}
   for key, value in pairs(policy) do
     local hook = hooks[key]
     if hook then
       if type(value) ~= "function" then refuse("%s must be a function, not a %s", key, type(value)) end
       bits = bits + 2 ^ hook
+      lines[hook] = debug.getinfo(value, "S").linedefined
     elseif not members[key] then
       refuse("%sunknown member '%s'; known are %s", place_of(value), tostring(key), KNOWN)
     end
@@ -98,6 +99,7 @@ return function(policy, overrides, file_label)
     names = by_number, -- hook by its number
     name = name,
     hooks = bits,
+    lines = lines,
     temperature = temperature,
     params = merge(policy.params, overrides or {}),
   }

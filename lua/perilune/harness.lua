@@ -26,7 +26,7 @@ local admit, route, score, degrade, done, tick = P.admit, P.route, P.score, P.de
 local DECIDE = [[
 return function()
   local skip = verdict.skip
-  verdict.action, verdict.index, verdict.scored, verdict.reason_len = 0, -1, 0, 0
+  verdict.action, verdict.routed, verdict.scored, verdict.reason_len = 0, 0, 0, 0
 ]]
 
 local ADMIT = [[
@@ -64,7 +64,7 @@ local ROUTE = [[
       if type(index) ~= "number" then
         bad("route", route, index, "w.index [, reason], or nil")
       end
-      verdict.index = index
+      verdict.index, verdict.routed = index, 1
       if reason ~= nil then
         if type(reason) == "string" then
           local n = #reason

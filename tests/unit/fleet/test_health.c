@@ -116,12 +116,12 @@ static pl_engine *add_engine(test *t, int port, pl_engine_spec spec)
     return e;
 }
 
-static test *test_open(pl_engine_spec spec)
+static test *test_open_closed(pl_engine_spec spec)
 {
     test *t = calloc(1, sizeof *t);
     assert_non_null(t);
     pl_log_init(PL_LOG_ERROR, 0);
-    world_open(&t->w);
+    world_open_closed(&t->w);
     t->w.answer = answer;
     t->w.test = &t->s;
     t->s.health = "200";
@@ -130,6 +130,13 @@ static test *test_open(pl_engine_spec spec)
     assert_non_null(t->fleet);
     pl_health_options_default(&t->o);
     t->engine = add_engine(t, t->w.port, spec);
+    return t;
+}
+
+static test *test_open(pl_engine_spec spec)
+{
+    test *t = test_open_closed(spec);
+    world_listen(&t->w);
     return t;
 }
 
@@ -287,13 +294,10 @@ static void test_first_failure_is_down(void **state)
 static void test_engine_that_refuses_and_comes(void **state)
 {
     (void)state;
-    test *t = test_open((pl_engine_spec){0});
-    int port = t->w.port;
-    world_stop_listening(&t->w);
-    world_settle(&t->w);
+    test *t = test_open_closed((pl_engine_spec){0});
     test_start(t);
     world_wait(&t->w, health(t) == PL_HEALTH_DOWN);
-    world_listen(&t->w, port);
+    world_listen(&t->w);
     next_check(t);
     world_wait(&t->w, health(t) == PL_HEALTH_UP);
     test_close(t);

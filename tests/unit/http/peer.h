@@ -35,7 +35,6 @@ typedef struct world {
     pl_wheel wheel;
     uint64_t now_ms;
     uv_tcp_t listener;
-    bool listening;
     int port;
     int accepted, gone;
     peer *peers[32];
@@ -66,15 +65,27 @@ PEER_UNUSED static void peer_reset(peer *p)
     }
 }
 
+static void peer_on_written(uv_write_t *req, int status)
+{
+    (void)status; /* the client may have left */
+    free(req->data);
+    free(req);
+}
+
 PEER_UNUSED static void peer_send_n(peer *p, const char *bytes, size_t n)
 {
-    while (n > 0) { /* small enough for any socket buffer: goes at once */
-        uv_buf_t b = uv_buf_init((char *)(uintptr_t)bytes, (unsigned)n);
-        int rc = uv_try_write((uv_stream_t *)&p->tcp, &b, 1);
-        assert_true(rc > 0);
-        bytes += rc;
-        n -= (size_t)rc;
-    }
+    uv_buf_t b = uv_buf_init((char *)(uintptr_t)bytes, (unsigned)n);
+    int rc = uv_try_write((uv_stream_t *)&p->tcp, &b, 1);
+    if (rc == (int)n)
+        return;
+    assert_true(rc >= 0 || rc == UV_EAGAIN);
+    n -= rc > 0 ? (size_t)rc : 0;
+    uv_write_t *req = malloc(sizeof *req);
+    b = uv_buf_init(malloc(n), (unsigned)n);
+    assert_true(req && b.base);
+    memcpy(b.base, bytes + (rc > 0 ? rc : 0), n);
+    req->data = b.base;
+    assert_int_equal(uv_write(req, (uv_stream_t *)&p->tcp, &b, 1, peer_on_written), 0);
 }
 
 PEER_UNUSED static void peer_send(peer *p, const char *text)
@@ -147,34 +158,32 @@ static void peer_on_connection(uv_stream_t *s, int status)
     peer_read(p);
 }
 
-/* Listens on 127.0.0.1, on `port` or (0) a free one. */
-PEER_UNUSED static void world_listen(world *w, int port)
-{
-    struct sockaddr_in a;
-    uv_ip4_addr("127.0.0.1", port, &a);
-    uv_tcp_init(&w->loop, &w->listener);
-    w->listener.data = w;
-    assert_int_equal(uv_tcp_bind(&w->listener, (struct sockaddr *)&a, 0), 0);
-    assert_int_equal(uv_listen((uv_stream_t *)&w->listener, 16, peer_on_connection), 0);
-    int n = sizeof a;
-    assert_int_equal(uv_tcp_getsockname(&w->listener, (struct sockaddr *)&a, &n), 0);
-    w->port = ntohs(a.sin_port);
-    w->listening = true;
-}
-
-PEER_UNUSED static void world_open(world *w)
+/* Has a port of 127.0.0.1 on which it does not listen yet: connects are refused. */
+PEER_UNUSED static void world_open_closed(world *w)
 {
     memset(w, 0, sizeof *w);
     assert_int_equal(uv_loop_init(&w->loop), 0);
     w->now_ms = 1000000;
     pl_wheel_init(&w->wheel, w->now_ms);
-    world_listen(w, 0);
+    struct sockaddr_in a;
+    uv_ip4_addr("127.0.0.1", 0, &a);
+    uv_tcp_init(&w->loop, &w->listener);
+    w->listener.data = w;
+    assert_int_equal(uv_tcp_bind(&w->listener, (struct sockaddr *)&a, 0), 0);
+    int n = sizeof a;
+    assert_int_equal(uv_tcp_getsockname(&w->listener, (struct sockaddr *)&a, &n), 0);
+    w->port = ntohs(a.sin_port);
 }
 
-PEER_UNUSED static void world_stop_listening(world *w)
+PEER_UNUSED static void world_listen(world *w)
 {
-    uv_close((uv_handle_t *)&w->listener, NULL);
-    w->listening = false;
+    assert_int_equal(uv_listen((uv_stream_t *)&w->listener, 16, peer_on_connection), 0);
+}
+
+PEER_UNUSED static void world_open(world *w)
+{
+    world_open_closed(w);
+    world_listen(w);
 }
 
 static void world_guard(uv_timer_t *t)
@@ -220,8 +229,7 @@ PEER_UNUSED static void world_close(world *w)
 {
     for (int i = 0; i < w->accepted; i++)
         peer_close(w->peers[i]);
-    if (w->listening)
-        world_stop_listening(w);
+    uv_close((uv_handle_t *)&w->listener, NULL);
     uv_run(&w->loop, UV_RUN_DEFAULT);
     assert_int_equal(uv_loop_close(&w->loop), 0);
     assert_int_equal(w->wheel.armed, 0);

@@ -1,10 +1,6 @@
 /* Whole-answer fetches against scripted servers. */
 #include "peer.h"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include "base/buf.h"
 #include "base/err.h"
 #include "http/upstream.h"
@@ -165,13 +161,8 @@ static void test_refused_and_cancelled(void **state)
 {
     (void)state;
     world w;
-    world_open(&w);
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t n = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM, 0); /* bound, not listening: refused */
-    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
-    pl_pool *p = pool_at(&w, ntohs(a.sin_port));
+    world_open_closed(&w);
+    pl_pool *p = pool_at(&w, w.port);
     seen s = {0}, t = {0};
     start(p, &s, PL_GET, "/", NONE);
     start(p, &t, PL_GET, "/", NONE);
@@ -180,7 +171,6 @@ static void test_refused_and_cancelled(void **state)
     assert_int_equal(s.err, PL_ECONNECT);
     assert_int_equal(t.done, 0);
     pl_pool_free(p);
-    close(fd);
     world_close(&w);
 }
 

@@ -318,24 +318,12 @@ static void test_reset_while_sending(void **state)
 
 /* --- connecting --- */
 
-/* A port on which nobody listens and nobody else can. */
-static int closed_port(int *fd)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t n = sizeof a;
-    *fd = socket(AF_INET, SOCK_STREAM, 0);
-    assert_int_equal(bind(*fd, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(getsockname(*fd, (struct sockaddr *)&a, &n), 0);
-    return ntohs(a.sin_port);
-}
-
 static void test_refused(void **state)
 {
     (void)state;
     world w;
-    int fd;
-    world_open(&w);
-    pl_pool *p = pool_to(&w, "127.0.0.1", closed_port(&fd));
+    world_open_closed(&w);
+    pl_pool *p = pool_of(&w);
     seen s = {0}, t = {0};
     s.then = &t;
     send_get(p, &s);
@@ -346,7 +334,6 @@ static void test_refused(void **state)
     assert_non_null(s.detail);
     assert_int_equal(t.err, PL_ECONNECT);
     pl_pool_free(p);
-    close(fd);
     world_close(&w);
 }
 
@@ -356,15 +343,17 @@ static void test_connect_timeout(void **state)
     world w;
     int fd, fill[4];
     world_open(&w);
-    int port = closed_port(&fd);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n = sizeof a;
+    fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
     assert_int_equal(listen(fd, 0), 0); /* nobody accepts: once full, the kernel drops SYNs */
-    struct sockaddr_in a;
-    uv_ip4_addr("127.0.0.1", port, &a);
     for (int i = 0; i < 4; i++) {
         fill[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
         (void)connect(fill[i], (struct sockaddr *)&a, sizeof a);
     }
-    pl_pool *p = pool_to(&w, "127.0.0.1", port);
+    pl_pool *p = pool_to(&w, "127.0.0.1", ntohs(a.sin_port));
     seen s = {0}, t = {0};
     send_get(p, &s);
     send_get(p, &t);
