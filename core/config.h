@@ -4,6 +4,7 @@
 #define PL_CONFIG_H
 
 #include <jansson.h>
+#include <stdio.h>
 
 #include "base/arena.h"
 #include "base/err.h"
@@ -12,17 +13,13 @@
 #include "fleet/health.h"
 #include "http/server.h"
 #include "http/upstream.h"
+#include "net.h"
 #include "policy/decide.h"
 
 typedef struct pl_api_key {
     pl_str key;    /* secret: never logged */
     pl_str tenant; /* name it stands for */
 } pl_api_key;
-
-typedef struct pl_cidr {
-    unsigned char addr[16]; /* IPv4 as v4-mapped */
-    int bits;               /* of 128 */
-} pl_cidr;
 
 typedef struct pl_config {
     pl_arena arena;      /* owns every string below */
@@ -82,13 +79,12 @@ int pl_config_set_param(pl_config *c, pl_str arg, pl_errbuf *eb);
 int pl_config_finish(pl_config *c, pl_errbuf *eb);
 void pl_config_free(pl_config *c);
 
-/* "host:port" / "[v6]:port" / ":port" (loopback) to an address; names are resolved (blocking:
- * start-up only). */
-int pl_parse_listen(pl_str s, struct sockaddr_storage *out, pl_errbuf *eb);
-bool pl_addr_is_loopback(const struct sockaddr *a);
-/* The address as text: 127.0.0.1:8000 or [::1]:8000. */
-void pl_addr_text(const struct sockaddr *a, char *out, size_t cap);
-bool pl_cidr_match(const pl_cidr *list, int n, const struct sockaddr *a);
-int pl_cidr_parse(pl_str s, pl_cidr *out);
+/* An engine as an item of `engines` would give it (text or object): what POST /engines reads.
+ * Strings go into the arena. `path` is where the value stands, "" for a whole body. */
+int pl_config_engine(pl_arena *arena, const char *origin, const char *path, const json_t *value,
+                     pl_engine_spec *out, pl_errbuf *eb);
+
+/* Prints every key with its type, default and meaning: `perilune serve --help-config`. */
+int pl_config_print_reference(FILE *out);
 
 #endif

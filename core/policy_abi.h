@@ -157,6 +157,7 @@ struct pl_fault {
     int32_t status;        /* HTTP status the engine answered, 0 when none */
     int32_t attempts;      /* tries made so far */
     bool budget_left;      /* the retry budget allows one more */
+    bool delta;            /* the turn carries only what is new in its session */
 };
 
 /* How a request went, for done. */
@@ -168,6 +169,7 @@ struct pl_outcome {
     double output_tokens; /* as the engine counted; -1 when it did not say */
     int32_t status;       /* HTTP status sent to the client; 0 when it left before one */
     int32_t slot;         /* worker that served it, -1 when none */
+    int32_t generation;   /* of that slot; filled in by the decider */
     int32_t attempts;     /* engines tried */
     int32_t clamped;      /* results of hooks that C had to clamp for this request */
     int32_t end_cause;    /* enum pl_end_cause */
@@ -186,16 +188,19 @@ struct pl_session {
     bool has_parent;
 };
 
-/* Written by the harness around the hooks, read and validated by C. Policies never see it. */
+/* Written by the harness around the hooks, read and validated by C. Policies never see it. Numbers
+ * that a hook answered stay doubles, so that C sees fractions and huge values as they came. */
 struct pl_verdict {
-    double arg; /* QUEUE: max wait seconds; SHED: retry-after seconds; SHRINK: max tokens; RETRY...:
-                   as the action says */
+    double arg; /* QUEUE: max wait seconds; SHED, REJECT: retry-after seconds; SHRINK: max tokens;
+                   -1: none given. For tick: now_seconds, written by C */
     double admit_ns;    /* clock when admit had returned; 0 without the hook */
+    double action;      /* enum pl_action from admit or degrade */
+    double index;       /* route's choice */
     int32_t hook;       /* the hook that is running: names the culprit when the call fails */
-    int32_t action;     /* enum pl_action from admit or degrade */
-    int32_t index;      /* route's choice; -1: none */
+    int32_t skip;       /* written by C: bits (1 << enum pl_hook) of hooks not to run */
+    int32_t routed;     /* 1: route answered index */
     int32_t scored;     /* 1: fleet.cost was filled by score, C picks */
-    int32_t reason_len; /* bytes of reason; -1: not a string */
+    int32_t reason_len; /* bytes of reason, which is only filled up to 64; -1: not a string */
     char reason[64];
 };
 
@@ -217,22 +222,42 @@ struct pl_api {
                               int32_t *n); /* NULL: absent */
     const char *(*req_member)(void *vm, const char *name, int32_t name_len,
                               int32_t *n); /* NULL: absent; strings unescaped, else raw JSON */
-    const char *(*worker_name)(void *vm, int32_t index, int32_t *n);
-    double (*req_hash)(void *vm, const char *p,
-                       int32_t n); /* XXH3 of p, folded to 52 bits: exact in a double */
+    const char *(*worker_name)(void *vm, int32_t index, int32_t *n); /* NULL: no such worker */
+    double (*hash)(void *vm, const char *p,
+                   int32_t n); /* XXH3 of p, folded to 52 bits: exact in a double */
     int32_t (*rendezvous)(void *vm, const char *p,
                           int32_t n); /* highest random weight over eligible workers; -1: none */
     int32_t (*ring)(void *vm, const char *p, int32_t n,
                     double load_factor); /* bounded-load ring; -1: none */
-    int32_t (*pick_min)(void *vm); /* over fleet.cost and eligibility; ties by random; -1: none */
+    int32_t (*pick_min)(void *vm); /* over fleet.cost and eligibility; ties by random; -1: none,
+                                      -2: a cost is NaN */
     int32_t (*pick_softmax)(void *vm, double temperature); /* the same, sampled */
-    double (*counter_add)(void *vm, const char *name, int32_t n,
-                          double by); /* shared by all loops; NaN: table full */
-    double (*worker_ewma)(void *vm, int32_t slot, const char *name, int32_t n,
-                          double half_life_seconds, double value); /* NaN value reads */
+    int32_t (*counter_open)(void *vm, const char *name,
+                            int32_t n); /* a handle; -1: bad name, -2: table full */
+    double (*counter_add)(void *vm, int32_t handle, double by); /* the new sum, over all loops */
+    int32_t (*ewma_open)(void *vm, const char *name, int32_t n,
+                         double half_life_seconds); /* as counter_open */
+    double (*ewma_update)(void *vm, int32_t handle, int32_t slot, int32_t generation,
+                          double value); /* the new average; NaN: no such slot */
+    double (*ewma_get)(void *vm, int32_t handle, int32_t slot,
+                       int32_t generation); /* NaN: nothing learned */
     int32_t (*metric)(void *vm, const char *name, int32_t n,
-                      double value);                    /* gauge on /metrics; negative: refused */
+                      double value); /* gauge on /metrics; -1: bad name, -2: table full */
     int32_t (*log)(void *vm, const char *p, int32_t n); /* rate-limited line */
+};
+
+/* What C hands to the prelude at start: the functions and where the records are. */
+struct pl_boot {
+    const struct pl_api *api;
+    void *vm;
+    const struct pl_req *req;
+    const struct pl_fleet *fleet;
+    const struct pl_worker *workers; /* PL_MAX_WORKERS */
+    double *cost;                    /* PL_MAX_WORKERS */
+    const struct pl_fault *fault;
+    const struct pl_outcome *outcome;
+    const struct pl_session *session;
+    struct pl_verdict *verdict;
 };
 /* ABI-END */
 

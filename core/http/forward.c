@@ -207,7 +207,10 @@ void pl_forward_abort(pl_request *rq)
 
 static void on_call_head(pl_call *c, const pl_head *head)
 {
-    pl_relay_head(c->user, head);
+    pl_request *rq = c->user;
+    atomic_fetch_add_explicit(c->reused ? &rq->engine->reuses : &rq->engine->connects, 1,
+                              memory_order_relaxed);
+    pl_relay_head(rq, head);
 }
 
 static void on_call_body(pl_call *c, const pl_str *slices, int n)
@@ -245,7 +248,7 @@ int pl_forward(pl_request *rq, bool fresh)
     pl_pool *pool = pl_loop_pool(l, rq->engine);
     pl_edits edits = rq->edits;
     set_rid(rq, &edits);
-    pl_str *slices = pl_arena_alloc(a, (2 * PL_EDITS_MAX + 2) * sizeof *slices);
+    pl_str *slices = pl_arena_alloc(a, (PL_EDITS_SLICES + 1) * sizeof *slices);
     if (!pool || !slices)
         return PL_ENOMEM;
     size_t length;

@@ -1,6 +1,7 @@
-/* Message heads. A head is collected contiguously, checked for what llhttp lets through (reference:
- * RFC 9112; see tests/http), then parsed by one llhttp call whose callbacks record spans into those
- * bytes. Both directions. */
+/* Message heads and the reader that takes messages off a byte stream, in both directions. A head is
+ * collected contiguously and checked line by line for what llhttp lets through (RFC 9112; see
+ * tests/http), then parsed by one llhttp call whose callbacks record spans into those bytes. Used
+ * by the server's connections and the upstream pool's, each on its loop's thread. */
 #ifndef PL_HEAD_H
 #define PL_HEAD_H
 
@@ -13,9 +14,9 @@ typedef struct pl_limits {
     size_t head_bytes;           /* request line and headers, 64 KiB */
     unsigned headers;            /* 100 */
     size_t target_bytes;         /* 8 KiB */
-    size_t body_bytes;           /* 32 MiB */
-    size_t chunk_overhead_bytes; /* chunk sizes and extensions beyond the data: 64 KiB + 1/1 of the
-                                    body so far */
+    size_t body_bytes;           /* of requests, 32 MiB */
+    size_t chunk_overhead_bytes; /* of requests: chunk sizes and extensions may be this much more
+                                    than the body so far, 64 KiB */
     size_t trailer_bytes;        /* 8 KiB */
 } pl_limits;
 
@@ -53,7 +54,7 @@ typedef struct pl_head {
     bool expect_continue;    /* requests */
     bool until_close;        /* responses: the body ends with the connection */
     uint64_t content_length; /* UINT64_MAX when absent */
-    pl_header *headers;      /* in the arena given to the parser */
+    pl_header *headers;      /* in the reader's arena, or behind the head bytes */
     int headers_n;
 } pl_head;
 
@@ -73,38 +74,55 @@ typedef enum pl_reader_state {
     PL_READER_ERROR /* see status and error; nothing more may be fed */
 } pl_reader_state;
 
-/* Reads one message after another from a byte stream. */
+/* Reads one message after another from a byte stream. Owners read state, head, status, error,
+ * body_seen and trailer, and set no_body; the rest is the reader's. */
 typedef struct pl_reader {
     llhttp_t parser;
-    llhttp_settings_t settings;
     pl_reader_state state;
+    bool request;
+    bool no_body;    /* responses: the request was HEAD (set before feeding) */
+    bool resumed;    /* chunked: llhttp has gone on past the head */
+    bool in_trailer; /* chunked: the last chunk's size line is over */
+    char trailer_prev;
+    unsigned char lead; /* bytes of empty lines before the head */
     const pl_limits *limits;
     pl_head head;
-    pl_arena *arena; /* for the header table; the owner's */
+    pl_arena *arena; /* for the header table; the owner's; NULL: it goes behind the head bytes */
     char *head_buf;  /* heap: bytes of an unfinished or current head */
     size_t head_n, head_cap;
-    size_t checked;           /* head bytes already checked line by line */
-    unsigned lines;           /* header lines seen */
-    size_t overhead, trailer; /* counted against limits */
-    uint64_t body_seen;       /* body bytes so far */
+    size_t line_at;     /* start of the line that is not complete yet */
+    size_t checked;     /* no LF between line_at and here */
+    unsigned lines;     /* complete lines, start line included */
+    uint64_t overhead;  /* chunked: bytes of framing so far */
+    const char *mark;   /* chunked, during a feed: framing is counted up to here */
+    size_t trailer;     /* chunked: bytes after the last chunk; 2 when there is no trailer */
+    size_t trailer_col; /* bytes in the trailer's current line */
+    uint64_t body_seen; /* body bytes so far */
     void (*on_body)(void *ctx, const char *p, size_t n); /* a slice of the fed bytes */
     void *ctx;
-    int status;        /* when failed: 400, 413, 414, 431, 501, 505 (requests); 502 (responses) */
+    int status; /* when failed: 400, 413, 414, 417, 431, 500 (out of memory), 501, 505 for requests;
+                   502 for responses */
     const char *error; /* when failed: static text for people */
-    bool no_body;      /* responses: the request was HEAD (set before feeding) */
 } pl_reader;
 
-/* request: true for a server's side. The arena and limits outlive the reader. */
+/* request: true for a server's side. The arena (may be NULL) and limits outlive the reader. */
 void pl_reader_init(pl_reader *r, bool request, const pl_limits *limits, pl_arena *arena,
                     void (*on_body)(void *ctx, const char *p, size_t n), void *ctx);
 
 /* Consumes bytes and returns how many; stops right after the head (state BODY, so that the caller
- * may decide), at the end of the message (state DONE) or at an error. Call again with the rest. In
- * state BODY with content_length 0 or no body the state goes to DONE at once. */
+ * may decide), at the end of the message (state DONE) or at an error. Call again with the rest. A
+ * head without a body after it goes to DONE at once. An interim response (status below 200) is a
+ * message of its own: call pl_reader_next and go on. */
 size_t pl_reader_feed(pl_reader *r, const char *p, size_t n);
 
 /* The peer has closed: DONE for a body that runs until close, else ERROR when inside a message. */
 pl_reader_state pl_reader_eof(pl_reader *r);
+
+/* True when a part of a head has been read. */
+static inline bool pl_reader_begun(const pl_reader *r)
+{
+    return r->state == PL_READER_HEAD && r->head_n > 0;
+}
 
 /* Ready for the next message on the same connection; the previous head's bytes become invalid. */
 void pl_reader_next(pl_reader *r);
@@ -112,6 +130,12 @@ void pl_reader_free(pl_reader *r);
 
 /* Body bytes still to come when the length is known (Content-Length), else 0. */
 uint64_t pl_reader_body_left(const pl_reader *r);
+
+/* Between reader.c and head.c: parses and checks the complete head in head_buf into r->head and
+ * leaves the parser paused behind it. False: failed, status and error are set. */
+bool pl_head_parse(pl_reader *r);
+/* Sets the error state; returns false. */
+bool pl_reader_fail(pl_reader *r, int status, const char *error);
 
 /* Reason phrase of a status; "Unknown" when not known. */
 const char *pl_status_text(int status);

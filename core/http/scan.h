@@ -96,14 +96,17 @@ int pl_member_number(const pl_member *m, double *out);
  * tools, prompt, input, instructions, text, query, documents. At least 1. */
 double pl_scan_prompt_tokens(const pl_scan *s);
 
-/* One edit of the body: bytes [at, at + remove) are replaced by `insert`. Edits are kept in order
- * of `at` and must not overlap. */
+/* One edit of the body. REPLACE: bytes [at, at + remove) become `insert`. REMOVE: a member, its
+ * comma is found when the slices are made. APPEND: a member before the closing brace, likewise.
+ * Kept in order of `at`; they never overlap. */
 typedef struct pl_edit {
+    enum { PL_EDIT_REPLACE, PL_EDIT_REMOVE, PL_EDIT_APPEND } kind;
     size_t at, remove;
     pl_str insert;
 } pl_edit;
 
-#define PL_EDITS_MAX 8
+#define PL_EDITS_MAX    8
+#define PL_EDITS_SLICES (3 * PL_EDITS_MAX + 1)
 
 typedef struct pl_edits {
     pl_edit v[PL_EDITS_MAX];
@@ -121,9 +124,8 @@ int pl_edits_set(pl_edits *e, pl_arena *a, pl_str body, const pl_scan *s, pl_mem
 /* Removes a top-level member together with one comma. */
 int pl_edits_remove(pl_edits *e, pl_str body, const pl_scan *s, pl_member_id id);
 
-/* The edited body as at most 2 * PL_EDITS_MAX + 1 slices of the original and the inserts; returns
- * their number and the total length. */
-int pl_edits_slices(const pl_edits *e, pl_str body, pl_str slices[2 * PL_EDITS_MAX + 1],
-                    size_t *total);
+/* The edited body as at most PL_EDITS_SLICES slices of the original and the inserts; returns their
+ * number and the total length. */
+int pl_edits_slices(const pl_edits *e, pl_str body, pl_str slices[PL_EDITS_SLICES], size_t *total);
 
 #endif

@@ -67,12 +67,14 @@ typedef struct pl_handlers {
 pl_server *pl_server_new(uv_loop_t *loop, pl_wheel *wheel, const pl_server_options *o,
                          const pl_handlers *h, void *ctx);
 
-/* Listens on host:port (IPv4, [IPv6] or a name already resolved by the caller). reuse_port lets
- * several loops share the port. On success *bound_port is the real port. */
+/* Listens on an IPv4 or IPv6 address ([::] takes IPv4, too). reuse_port lets several loops share
+ * the port. On success *bound_port (may be NULL) is the real port; else a negative libuv error
+ * code. May be called more than once. */
 int pl_server_listen(pl_server *s, const struct sockaddr *addr, bool reuse_port, int *bound_port);
 
 /* Graceful end: accepts what is queued, closes the listener, answers with Connection: close, closes
- * idle connections. on_empty runs (once) when no connection is left. */
+ * idle connections. on_empty runs (once, never from inside) when no connection is left; not after
+ * pl_server_free. */
 void pl_server_drain(pl_server *s, void (*on_empty)(void *ctx));
 /* Closes all connections now; owners get on_gone. */
 void pl_server_close_all(pl_server *s);
@@ -80,7 +82,8 @@ void pl_server_close_all(pl_server *s);
 void pl_server_free(pl_server *s);
 const pl_server_stats *pl_server_stats_of(const pl_server *s);
 
-/* --- one exchange --- */
+/* --- one exchange. Nothing here calls the owner back from inside: a client that is found to be
+ * gone while writing is told by on_gone in the loop's next turn. --- */
 struct pl_exchange {
     pl_head head;   /* valid until the exchange ends */
     pl_str body;    /* valid until released or the end */
@@ -97,13 +100,14 @@ struct pl_exchange {
 void pl_exchange_respond(pl_exchange *x, int status, const pl_header *headers, int n, pl_str body);
 
 /* Starts an answer whose body follows. content_length UINT64_MAX: chunked (HTTP/1.0: until close).
- */
+ * The head goes out with the first write, or alone in the loop's next turn. */
 void pl_exchange_start(pl_exchange *x, int status, const pl_header *headers, int n,
                        uint64_t content_length);
 /* Writes body bytes (framed by the server). Returns true when the backlog is above high water:
  * pause the source. The bytes are copied when they cannot be written at once. */
 bool pl_exchange_write(pl_exchange *x, const pl_str *slices, int n);
-/* Ends the answer; x is invalid afterwards. */
+/* Ends the answer; x is invalid afterwards. Fewer bytes than the announced content_length: as
+ * abort. */
 void pl_exchange_end(pl_exchange *x);
 /* Cuts the connection without completing the answer (a body that cannot be completed honestly). x
  * is invalid. No on_gone. */

@@ -54,8 +54,10 @@ typedef struct pl_call_events {
     void (*on_body)(pl_call *c, const pl_str *slices, int n);
     /* Complete. The call is freed after this returns. */
     void (*on_end)(pl_call *c);
-    /* PL_ECONNECT, PL_ERESOLVE, PL_ERESET, PL_EEOF, PL_ETIMEOUT or PL_EPROTOCOL; phase says how far
-     * it came. Freed after this returns. */
+    /* phase says how far it came, got_any whether anything was heard. Freed after this returns.
+     * PL_ECONNECT, PL_ERESOLVE; PL_ETIMEOUT (any phase); PL_ERESET: closed or reset before the
+     * first response byte, or reset inside the body; PL_EEOF: ended inside the head, or closed
+     * inside the body; PL_EPROTOCOL: no HTTP/1.1; PL_ENOMEM. */
     void (*on_fail)(pl_call *c, int err);
 } pl_call_events;
 
@@ -64,21 +66,24 @@ struct pl_call {
     pl_call_phase phase;
     bool reused;        /* went out on a pooled connection */
     bool sent_any;      /* at least one request byte reached the kernel */
+    bool got_any;       /* at least one response byte was seen (a 1xx, too) */
     const char *detail; /* static text of the failure, may be NULL */
     pl_head head;       /* of the response */
     /* internals follow in upstream.c's own struct, which begins with this one */
 };
 
-/* Sends a request: `slices` are the complete bytes, head and body; they must stay valid until the
- * response head is there or the call is over. head_request: the method is HEAD. fresh: do not take
- * a pooled connection. Timeouts: the pool's, or first_byte_timeout_ms when > 0. NULL when out of
- * memory. Events never fire from inside this call. */
+/* Sends a request: `slices` are the complete bytes, head and body; the bytes (not the array) must
+ * stay valid until the response head is there or the call is over; so must ev until it is over.
+ * head_request: the method is HEAD. fresh: do not take a pooled connection. Timeouts: the pool's,
+ * or first_byte_timeout_ms when > 0. NULL when out of memory. Events never fire from inside this
+ * call. When the response head comes before all of the request was sent, the rest is not sent. */
 pl_call *pl_call_send(pl_pool *p, const pl_str *slices, int n, bool head_request, bool fresh,
                       uint64_t first_byte_timeout_ms, const pl_call_events *ev, void *user);
-/* Stops and resumes reading (backpressure). */
+/* Stops and resumes reading (backpressure). on_body may still bring what has been read already. */
 void pl_call_pause(pl_call *c);
 void pl_call_resume(pl_call *c);
-/* Closes the connection at once; no event follows; c is invalid. */
+/* Closes the connection at once; no event follows; c is invalid. Allowed in every event (in on_end
+ * and on_fail it does nothing: the call is over). */
 void pl_call_cancel(pl_call *c);
 
 /* --- small whole-answer fetches: health checks, detection, the command line --- */
@@ -91,12 +96,15 @@ typedef struct pl_fetch_result {
 
 /* GET or POST (body non-NULL) with a total timeout; the answer is cut off with PL_ELIMIT above
  * max_body bytes. `extra` are complete header lines ("Name: value\r\n...") or {NULL,0}. done runs
- * once, never from inside; r is valid during it. Returns a handle for pl_fetch_cancel, or NULL when
- * out of memory. */
+ * once, never from inside; r is valid during it. A GET that met a dead pooled connection is sent
+ * once more. Returns a handle for pl_fetch_cancel, or NULL when out of memory or when path is no
+ * path. */
 typedef struct pl_fetch pl_fetch;
 pl_fetch *pl_fetch_start(pl_pool *p, pl_method method, pl_str path, pl_str extra, pl_str body,
                          uint64_t timeout_ms, size_t max_body,
                          void (*done)(void *user, const pl_fetch_result *r), void *user);
 void pl_fetch_cancel(pl_fetch *f);
+/* Begins with '/' and has no blanks or control bytes. */
+bool pl_fetch_path_ok(pl_str path);
 
 #endif

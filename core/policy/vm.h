@@ -71,6 +71,9 @@ const char *pl_vm_name(const pl_vm *vm); /* policy.name, else the file's */
 uint32_t pl_vm_hooks(const pl_vm *vm);   /* bit 1 << enum pl_hook */
 double pl_vm_temperature(const pl_vm *vm);
 size_t pl_vm_memory_used(const pl_vm *vm);
+pl_policy_source *pl_vm_source(const pl_vm *vm); /* borrowed */
+const pl_vm_options *pl_vm_options_of(const pl_vm *vm);
+const char *pl_hook_name(int hook); /* "admit" */
 /* The VM met an error that leaves it unusable (memory cap): the owner rebuilds it from the source.
  */
 bool pl_vm_broken(const pl_vm *vm);
@@ -100,12 +103,16 @@ typedef struct pl_request_view {
     pl_str model, tenant, path, id, session_id;
     pl_str (*find_header)(void *ctx, pl_str name);
     pl_str (*find_member)(void *ctx, pl_str name);
-    pl_str (*worker_name)(void *ctx, int index);
-    void *ctx;
+    void *ctx; /* of find_header and find_member */
+    pl_str (*worker_name)(void *worker_ctx, int index);
+    void *worker_ctx;
     uint64_t seed; /* of pl.random and ties */
 } pl_request_view;
 
 void pl_vm_bind(pl_vm *vm, const pl_request_view *view); /* copied */
+
+/* Made-up decisions (self-test, check): counters, averages, metrics and the log stay untouched. */
+void pl_vm_set_dry(pl_vm *vm, bool dry);
 
 /* admit, then route, then score over the whole fleet, in one entry. skip: bits of hooks not to run
  * (after an error). The answer is in records->verdict, not validated. 0 or PL_EPOLICY

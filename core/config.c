@@ -1,0 +1,177 @@
+/* The configuration: defaults, then the file, then flags; and what must hold between its parts.
+ * Called by main.c at start, by pl_router_new for programs that embed the router, and on SIGHUP
+ * (control thread). The tables of keys are in config_keys.c. Everything belongs to the config's
+ * arena, but the policy's parameters, which are a JSON object. */
+#include "config.h"
+
+#include <stdlib.h>
+
+#include "config_keys.h"
+#include "policy/lua_config.h"
+
+int pl_config_init(pl_config *c)
+{
+    *c = (pl_config){
+        .listen = PL_STR("127.0.0.1:8000"),
+        .admin_listen = PL_STR("127.0.0.1:8001"),
+        .policy = PL_STR("least_loaded"),
+        .response_headers = true,
+        .metrics_public = true,
+        .metrics_admin = true,
+        .usage = 1,
+        .queue_max = 1024,
+        .queue_seconds = 30,
+        .retries = 2,
+        .retry_budget = 0.2,
+        .drain_timeout_ms = 30000,
+        .remove_timeout_ms = 30000,
+        .max_connections = 10000,
+        .max_body_memory = (uint64_t)1 << 30,
+        .max_json_depth = 64,
+        .max_id_bytes = 128,
+        .log_level = PL_LOG_INFO,
+        .log_json = -1,
+        .vm_memory_bytes = (size_t)64 << 20,
+    };
+    pl_server_options_default(&c->server);
+    pl_pool_options_default(&c->pool);
+    pl_health_options_default(&c->health);
+    pl_decider_options_default(&c->decider);
+    c->policy_params = json_object();
+    return c->policy_params ? 0 : PL_ENOMEM;
+}
+
+void pl_config_free(pl_config *c)
+{
+    json_decref(c->policy_params);
+    c->policy_params = NULL;
+    pl_arena_free(&c->arena);
+}
+
+/* --- the file --- */
+
+int pl_config_json(pl_config *c, const json_t *root, const char *origin, pl_errbuf *eb)
+{
+    pl_reader_ctx rd = {&c->arena, origin, eb};
+    return pl_schema_read(&rd, pl_config_keys, root, "", c);
+}
+
+int pl_config_file(pl_config *c, const char *path, pl_errbuf *eb)
+{
+    json_t *root = NULL;
+    c->file = pl_arena_str(&c->arena, pl_str_c(path));
+    if (!c->file.p)
+        return pl_fail(eb, PL_ENOMEM, "out of memory");
+    int rc = pl_lua_config(path, &root, eb);
+    if (rc == 0)
+        rc = pl_config_json(c, root, path, eb);
+    json_decref(root);
+    return rc;
+}
+
+/* --- flags --- */
+
+int pl_config_add_engine(pl_config *c, pl_str arg, pl_errbuf *eb)
+{
+    /* NAME=URL; a '=' behind the scheme belongs to the URL */
+    const char *equals = arg.n ? memchr(arg.p, '=', arg.n) : NULL;
+    const char *scheme = arg.n ? memmem(arg.p, arg.n, "://", 3) : NULL;
+    pl_str name = {NULL, 0}, url = arg;
+    if (equals && (!scheme || equals < scheme)) {
+        name = (pl_str){arg.p, (size_t)(equals - arg.p)};
+        url = (pl_str){equals + 1, arg.n - name.n - 1};
+        if (name.n == 0)
+            return pl_fail(eb, PL_EINVALID, "--engine %.*s: the name before '=' is empty",
+                           PL_FMT(arg));
+    }
+    json_t *v = name.n ? json_pack("{s:s%, s:s%}", "name", name.p, name.n, "url", url.p, url.n)
+                       : json_stringn(url.p ? url.p : "", url.n);
+    if (!v)
+        return pl_fail(eb, PL_EINVALID, "--engine: not valid UTF-8");
+    pl_engine_spec spec;
+    int rc = pl_config_engine(&c->arena, "--engine", "", v, &spec, eb);
+    json_decref(v);
+    spec.from_config = false; /* SIGHUP brings in what the file says; flags stay */
+    return rc == 0 ? pl_config_push_engine(c, &spec, eb) : rc;
+}
+
+int pl_config_set_param(pl_config *c, pl_str arg, pl_errbuf *eb)
+{
+    pl_str key, value = arg;
+    bool has_value = arg.n && memchr(arg.p, '=', arg.n);
+    if (!has_value || !pl_str_cut(&value, '=', &key) || key.n == 0)
+        return pl_fail(eb, PL_EINVALID, "--set %.*s: expected KEY=VALUE", PL_FMT(arg));
+    double d;
+    json_t *v;
+    if (pl_str_eq(value, PL_STR("true")) || pl_str_eq(value, PL_STR("false")))
+        v = json_boolean(value.p[0] == 't');
+    else if (pl_str_double(value, &d) == 0)
+        v = json_real(d);
+    else
+        v = json_stringn(value.n ? value.p : "", value.n);
+    char *name = pl_str_dup(key);
+    int rc = v && name && json_object_set(c->policy_params, name, v) == 0 ? 0 : PL_EINVALID;
+    free(name);
+    json_decref(v);
+    return rc == 0 ? 0 : pl_fail(eb, rc, "--set %.*s: not valid UTF-8", PL_FMT(arg));
+}
+
+/* --- what belongs together --- */
+
+static int check_addresses(const pl_config *c, pl_errbuf *eb)
+{
+    struct sockaddr_storage addr;
+    pl_errbuf why;
+    int rc = pl_parse_listen(c->listen, &addr, &why);
+    if (rc != 0)
+        return pl_fail(eb, rc, "listen: %s", why.text);
+    if (pl_str_eq(c->admin_listen, PL_STR("off")))
+        return 0;
+    rc = pl_parse_listen(c->admin_listen, &addr, &why);
+    if (rc != 0)
+        return pl_fail(eb, rc, "admin.listen: %s", why.text);
+    if (!pl_addr_is_loopback((const struct sockaddr *)&addr) && c->admin_token.n == 0)
+        return pl_fail(eb, PL_EINVALID,
+                       "admin.listen: %.*s can be reached from other machines, so a token is "
+                       "needed: admin = { token = env(\"NAME\") } in the configuration, or "
+                       "--admin-token-env NAME",
+                       PL_FMT(c->admin_listen));
+    return 0;
+}
+
+int pl_config_finish(pl_config *c, pl_errbuf *eb)
+{
+    int rc = check_addresses(c, eb);
+    if (rc != 0)
+        return rc;
+    for (int i = 0; i < c->engines_n; i++)
+        for (int k = 0; k < i; k++)
+            if (pl_str_eq(c->engines[i].name, c->engines[k].name))
+                return pl_fail(eb, PL_EEXISTS,
+                               "two engines are named '%.*s': give one of them a name of its own "
+                               "({ name = ..., url = ... } or --engine NAME=URL)",
+                               PL_FMT(c->engines[i].name));
+    for (int i = 0; i < c->api_keys_n; i++)
+        for (int k = 0; k < i; k++)
+            if (pl_str_eq(c->api_keys[i].key, c->api_keys[k].key))
+                return pl_fail(eb, PL_EEXISTS, "api_keys[%d] and api_keys[%d] are the same key",
+                               k + 1, i + 1);
+    if (c->server.limits.target_bytes > c->server.limits.head_bytes)
+        return pl_fail(eb, PL_EINVALID,
+                       "limits.target_bytes (%zu) is above limits.head_bytes (%zu), of which it "
+                       "is a part",
+                       c->server.limits.target_bytes, c->server.limits.head_bytes);
+    if (c->server.limits.body_bytes > c->max_body_memory)
+        return pl_fail(eb, PL_EINVALID,
+                       "limits.body_bytes (%zu) is above limits.body_memory_bytes (%llu), of "
+                       "which it is a part",
+                       c->server.limits.body_bytes, (unsigned long long)c->max_body_memory);
+    if (c->decider.breaker.backoff_ns > c->decider.breaker.max_backoff_ns)
+        return pl_fail(eb, PL_EINVALID,
+                       "breaker.backoff_seconds is above breaker.max_backoff_seconds");
+    if (c->health.path.n == 0 || c->health.path.p[0] != '/')
+        return pl_fail(eb, PL_EINVALID, "health.path: '%.*s' does not begin with '/'",
+                       PL_FMT(c->health.path));
+    c->decider.max_wait_seconds = c->queue_seconds;
+    return 0;
+}

@@ -1,0 +1,13 @@
+/* The tables of configuration keys, between config.c and config_keys.c. */
+#ifndef PL_CONFIG_KEYS_H
+#define PL_CONFIG_KEYS_H
+
+#include "config.h"
+#include "config_schema.h"
+
+extern const pl_key pl_config_keys[]; /* of pl_config */
+
+/* Appends; the spec's strings are the arena's already. */
+int pl_config_push_engine(pl_config *c, const pl_engine_spec *spec, pl_errbuf *eb);
+
+#endif

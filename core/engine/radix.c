@@ -1,0 +1,360 @@
+/* Prefix cache: see radix.h. Called by the scheduler (sim.c) and its tests, on their thread; it
+ * owns its nodes and their copies of the token ids.
+ *
+ * Children are found through one hash table for the whole tree, keyed by parent and first page:
+ * a node needs no child list, and a lookup costs one hash and one compare a node. */
+#include "engine/radix.h"
+
+#include <limits.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/err.h"
+#include "engine/heap.h"
+
+struct pl_radix_node {
+    pl_heap_item lru; /* major: stamp of the last use; inside the heap exactly while evictable */
+    pl_radix_node *parent;
+    pl_radix_node *chain; /* next in the hash bucket */
+    uint32_t *tokens;     /* owned; n of them, a multiple of the page; none in the root */
+    int n;
+    int refs;     /* locks on this node or below it */
+    int children; /* how many */
+    uint32_t id;  /* seeds the children's hashes; addresses would make runs differ */
+    uint64_t hash;
+};
+
+struct pl_radix {
+    int page;
+    uint32_t next_id;
+    uint64_t stamp; /* one per match or insert: nodes of equal stamp lie on one path */
+    int64_t tokens, evictable;
+    int nodes;
+    pl_radix_node root;
+    pl_heap leaves; /* unlocked leaves, least recently used first */
+    pl_radix_node **bucket;
+    size_t mask;
+};
+
+pl_radix *pl_radix_new(int page_tokens)
+{
+    pl_radix *r = page_tokens < 1 ? NULL : calloc(1, sizeof *r);
+    if (!r)
+        return NULL;
+    r->page = page_tokens;
+    r->mask = 255;
+    r->bucket = calloc(r->mask + 1, sizeof *r->bucket);
+    if (!r->bucket) {
+        free(r);
+        return NULL;
+    }
+    return r;
+}
+
+void pl_radix_free(pl_radix *r)
+{
+    if (!r)
+        return;
+    for (size_t i = 0; i <= r->mask; i++)
+        for (pl_radix_node *n = r->bucket[i], *next; n; n = next) {
+            next = n->chain;
+            free(n->tokens);
+            free(n);
+        }
+    free(r->bucket);
+    free(r->leaves.v);
+    free(r);
+}
+
+pl_radix_node *pl_radix_root(pl_radix *r)
+{
+    return &r->root;
+}
+
+int64_t pl_radix_tokens(const pl_radix *r)
+{
+    return r->tokens;
+}
+
+int64_t pl_radix_evictable(const pl_radix *r)
+{
+    return r->evictable;
+}
+
+int pl_radix_nodes(const pl_radix *r)
+{
+    return r->nodes;
+}
+
+/* --- the table of children --- */
+
+static uint64_t page_hash(const pl_radix *r, const pl_radix_node *parent, const uint32_t *tokens)
+{
+    return XXH3_64bits_withSeed(tokens, (size_t)r->page * sizeof *tokens, parent->id);
+}
+
+static pl_radix_node *find(const pl_radix *r, const pl_radix_node *parent, const uint32_t *tokens)
+{
+    uint64_t hash = page_hash(r, parent, tokens);
+    for (pl_radix_node *n = r->bucket[hash & r->mask]; n; n = n->chain)
+        if (n->hash == hash && n->parent == parent &&
+            memcmp(n->tokens, tokens, (size_t)r->page * sizeof *tokens) == 0)
+            return n;
+    return NULL;
+}
+
+static void table_add(pl_radix *r, pl_radix_node *n)
+{
+    pl_radix_node **slot = &r->bucket[n->hash & r->mask];
+    n->chain = *slot;
+    *slot = n;
+}
+
+static void table_remove(pl_radix *r, pl_radix_node *n)
+{
+    pl_radix_node **slot = &r->bucket[n->hash & r->mask];
+    while (*slot != n)
+        slot = &(*slot)->chain;
+    *slot = n->chain;
+}
+
+/* Failing to grow costs speed only. */
+static void table_grow(pl_radix *r)
+{
+    if ((size_t)r->nodes <= r->mask)
+        return;
+    size_t mask = r->mask * 2 + 1;
+    pl_radix_node **bucket = calloc(mask + 1, sizeof *bucket);
+    if (!bucket)
+        return;
+    for (size_t i = 0; i <= r->mask; i++)
+        for (pl_radix_node *n = r->bucket[i], *next; n; n = next) {
+            next = n->chain;
+            n->chain = bucket[n->hash & mask];
+            bucket[n->hash & mask] = n;
+        }
+    free(r->bucket);
+    r->bucket = bucket;
+    r->mask = mask;
+}
+
+/* --- nodes --- */
+
+static pl_radix_node *node_new(pl_radix *r, const uint32_t *tokens, int n)
+{
+    if (r->nodes == INT_MAX / 2 || !pl_heap_reserve(&r->leaves, r->nodes + 1))
+        return NULL;
+    pl_radix_node *node = calloc(1, sizeof *node);
+    uint32_t *copy = malloc((size_t)n * sizeof *copy);
+    if (!node || !copy) {
+        free(node);
+        free(copy);
+        return NULL;
+    }
+    memcpy(copy, tokens, (size_t)n * sizeof *copy);
+    node->tokens = copy;
+    node->n = n;
+    node->id = ++r->next_id;
+    r->nodes++;
+    return node;
+}
+
+static void touch(pl_radix *r, pl_radix_node *n)
+{
+    n->lru.major = r->stamp;
+    if (n->lru.at)
+        pl_heap_settle(&r->leaves, n->lru.at - 1);
+}
+
+/* The first `at` tokens of n become a node of their own above it. n stays the lower part, so that
+ * locks held on n keep their meaning. NULL when out of memory. */
+static pl_radix_node *split(pl_radix *r, pl_radix_node *n, int at)
+{
+    pl_radix_node *upper = node_new(r, n->tokens, at);
+    if (!upper)
+        return NULL;
+    table_remove(r, n);
+    upper->parent = n->parent;
+    upper->hash = n->hash;
+    upper->refs = n->refs;
+    upper->children = 1;
+    upper->lru.major = n->lru.major;
+    table_add(r, upper);
+    n->parent = upper;
+    n->n -= at;
+    memmove(n->tokens, n->tokens + at, (size_t)n->n * sizeof *n->tokens);
+    uint32_t *less = realloc(n->tokens, (size_t)n->n * sizeof *less);
+    if (less)
+        n->tokens = less;
+    n->hash = page_hash(r, upper, n->tokens);
+    table_add(r, n);
+    table_grow(r);
+    return upper;
+}
+
+static int common(const uint32_t *a, const uint32_t *b, int n)
+{
+    int i = 0;
+    while (i + 32 <= n && memcmp(a + i, b + i, 32 * sizeof *a) == 0)
+        i += 32;
+    while (i < n && a[i] == b[i])
+        i++;
+    return i;
+}
+
+/* Tokens of child that tokens[0..n) shares, in whole pages; at least one page. */
+static int shared(const pl_radix *r, const pl_radix_node *child, const uint32_t *tokens, int n)
+{
+    int same = common(child->tokens, tokens, child->n < n ? child->n : n);
+    return same - same % r->page;
+}
+
+/* Walks from `at` (which ends at *depth) as far as tokens[0..n) goes, refreshing what it passes. */
+static pl_radix_node *walk(pl_radix *r, pl_radix_node *at, int *depth, const uint32_t *tokens,
+                           int n)
+{
+    while (*depth < n) {
+        pl_radix_node *child = find(r, at, tokens + *depth);
+        if (!child)
+            break;
+        int same = shared(r, child, tokens + *depth, n - *depth);
+        if (same < child->n) {
+            child = split(r, child, same);
+            if (!child)
+                break;
+        }
+        touch(r, child);
+        *depth += same;
+        at = child;
+    }
+    return at;
+}
+
+int pl_radix_match(pl_radix *r, const uint32_t *tokens, int n, pl_radix_node **node)
+{
+    int depth = 0;
+    r->stamp++;
+    *node = walk(r, &r->root, &depth, tokens, n - n % r->page);
+    return depth;
+}
+
+int pl_radix_peek(const pl_radix *r, const uint32_t *tokens, int n)
+{
+    int depth = 0;
+    n -= n % r->page;
+    const pl_radix_node *at = &r->root;
+    while (depth < n && (at = find(r, at, tokens + depth))) {
+        int same = shared(r, at, tokens + depth, n - depth);
+        depth += same;
+        if (same < at->n)
+            break;
+    }
+    return depth;
+}
+
+int pl_radix_insert(pl_radix *r, pl_radix_node *from, int depth, const uint32_t *tokens, int n,
+                    pl_radix_node **end, int *added)
+{
+    r->stamp++;
+    for (pl_radix_node *p = from; p != &r->root; p = p->parent)
+        touch(r, p);
+    pl_radix_node *at = walk(r, from, &depth, tokens, n);
+    *end = at;
+    *added = n - depth;
+    if (depth == n)
+        return 0;
+    if (find(r, at, tokens + depth)) /* a split failed: two children must not share a page */
+        return PL_ENOMEM;
+    pl_radix_node *leaf = node_new(r, tokens + depth, n - depth);
+    if (!leaf)
+        return PL_ENOMEM;
+    leaf->parent = at;
+    leaf->hash = page_hash(r, at, leaf->tokens);
+    leaf->lru.major = r->stamp;
+    table_add(r, leaf);
+    table_grow(r);
+    at->children++;
+    if (at->lru.at)
+        pl_heap_remove(&r->leaves, &at->lru);
+    pl_heap_push(&r->leaves, &leaf->lru);
+    r->tokens += leaf->n;
+    r->evictable += leaf->n;
+    *end = leaf;
+    return 0;
+}
+
+void pl_radix_lock(pl_radix *r, pl_radix_node *node)
+{
+    for (; node != &r->root; node = node->parent) {
+        if (node->refs++ > 0)
+            continue;
+        r->evictable -= node->n;
+        if (node->lru.at)
+            pl_heap_remove(&r->leaves, &node->lru);
+    }
+}
+
+void pl_radix_unlock(pl_radix *r, pl_radix_node *node)
+{
+    for (; node != &r->root; node = node->parent) {
+        if (--node->refs > 0)
+            continue;
+        r->evictable += node->n;
+        if (node->children == 0)
+            pl_heap_push(&r->leaves, &node->lru);
+    }
+}
+
+int64_t pl_radix_evict(pl_radix *r, int64_t want)
+{
+    int64_t gone = 0;
+    pl_heap_item *top;
+    while (gone < want && (top = pl_heap_top(&r->leaves))) {
+        pl_radix_node *n = (pl_radix_node *)((char *)top - offsetof(pl_radix_node, lru));
+        pl_radix_node *parent = n->parent;
+        pl_heap_remove(&r->leaves, &n->lru);
+        table_remove(r, n);
+        gone += n->n;
+        r->nodes--;
+        free(n->tokens);
+        free(n);
+        if (--parent->children == 0 && parent != &r->root && parent->refs == 0)
+            pl_heap_push(&r->leaves, &parent->lru);
+    }
+    r->tokens -= gone;
+    r->evictable -= gone;
+    return gone;
+}
+
+bool pl_radix_sound(const pl_radix *r)
+{
+    int64_t tokens = 0, evictable = 0, children = r->root.children;
+    int nodes = 0, leaves = 0;
+    for (size_t i = 0; i <= r->mask; i++)
+        for (const pl_radix_node *n = r->bucket[i]; n; n = n->chain) {
+            const pl_radix_node *p = n->parent;
+            bool is_leaf = n->refs == 0 && n->children == 0;
+            if (n->n < r->page || n->n % r->page || (n->hash & r->mask) != i ||
+                n->hash != page_hash(r, p, n->tokens) || find(r, p, n->tokens) != n)
+                return false;
+            if (n->refs < 0 || (p != &r->root && p->refs < n->refs) || n->children < 0 ||
+                p->children < 1 || (p != &r->root && p->lru.major < n->lru.major))
+                return false;
+            if (is_leaf != (n->lru.at != 0) || (is_leaf && r->leaves.v[n->lru.at - 1] != &n->lru))
+                return false;
+            tokens += n->n;
+            evictable += n->refs ? 0 : n->n;
+            children += n->children;
+            nodes++;
+            leaves += is_leaf;
+        }
+    for (int i = 1; i < r->leaves.n; i++)
+        if (!pl_heap_before(r->leaves.v[(i - 1) / 2], r->leaves.v[i]))
+            return false;
+    return tokens == r->tokens && evictable == r->evictable && nodes == r->nodes &&
+           children == nodes && leaves == r->leaves.n;
+}

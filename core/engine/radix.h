@@ -1,0 +1,49 @@
+/* The prefix cache of a simulated engine: a radix tree over token ids whose nodes hold runs of
+ * whole pages, as serving engines keep it. It counts tokens and owns no KV memory: the pool's
+ * bookkeeping is its caller's (sim.c). Not thread-safe.
+ *
+ * A node on the path of a running request is locked (reference-counted, its ancestors too) and
+ * stays. Of the others, leaves are evicted whole, the least recently used first. Recency is the
+ * order of calls, not time, so that equal calls give equal trees. */
+#ifndef PL_RADIX_H
+#define PL_RADIX_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct pl_radix pl_radix;
+typedef struct pl_radix_node pl_radix_node;
+
+/* NULL when out of memory or page_tokens < 1. */
+pl_radix *pl_radix_new(int page_tokens);
+void pl_radix_free(pl_radix *r);
+
+/* The longest cached prefix of tokens[0..n) in whole pages; refreshes it. *node is its last node
+ * (the root for 0) and is valid until the next eviction unless locked. Splits a node when the match
+ * ends inside it. */
+int pl_radix_match(pl_radix *r, const uint32_t *tokens, int n, pl_radix_node **node);
+
+/* The same length without refreshing or changing anything. */
+int pl_radix_peek(const pl_radix *r, const uint32_t *tokens, int n);
+
+/* Puts tokens[0..n) under `from`, a locked node (or the root) that holds tokens[0..depth); both are
+ * whole pages. *end is the last node, *added how many tokens were not there yet. PL_ENOMEM adds
+ * nothing. */
+int pl_radix_insert(pl_radix *r, pl_radix_node *from, int depth, const uint32_t *tokens, int n,
+                    pl_radix_node **end, int *added);
+
+void pl_radix_lock(pl_radix *r, pl_radix_node *node);
+void pl_radix_unlock(pl_radix *r, pl_radix_node *node);
+pl_radix_node *pl_radix_root(pl_radix *r);
+
+/* Evicts leaves until at least `want` tokens are gone or nothing may go; returns how many went. */
+int64_t pl_radix_evict(pl_radix *r, int64_t want);
+
+int64_t pl_radix_tokens(const pl_radix *r);    /* in all nodes */
+int64_t pl_radix_evictable(const pl_radix *r); /* of them, in nodes that are not locked */
+int pl_radix_nodes(const pl_radix *r);         /* without the root */
+
+/* True when every invariant holds: counts, reference counts, tree shape, eviction order. */
+bool pl_radix_sound(const pl_radix *r);
+
+#endif

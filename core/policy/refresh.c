@@ -1,0 +1,133 @@
+/* Fills a VM's records from the fleet's atomics: what a policy sees of the workers. Called for
+ * every decision on the decider's thread; reads what other threads change, each field relaxed. */
+#include "policy/decider.h"
+
+#include <math.h>
+
+#define SAMPLE_EVERY 64 /* decisions of which the filling is timed */
+
+static bool was_tried(const pl_ask *ask, const pl_engine *e)
+{
+    for (int i = 0; i < ask->tried_n; i++)
+        if (ask->tried[i]->engine == e)
+            return true;
+    return false;
+}
+
+/* What the engine of the last worker said: ranks of one engine stand together. */
+typedef struct why_cache {
+    const pl_engine *engine;
+    int why;
+} why_cache;
+
+static int why_not(const pl_ask *ask, const pl_breaker_options *breaker, const pl_worker_state *w,
+                   uint64_t now_ns, why_cache *last)
+{
+    if (w->engine != last->engine) {
+        last->engine = w->engine;
+        last->why =
+            was_tried(ask, w->engine) ? PL_WHY_TRIED : pl_engine_why(w->engine, breaker, now_ns);
+    }
+    if (last->why != PL_WHY_ELIGIBLE)
+        return last->why;
+    return pl_worker_at_capacity(w) ? PL_WHY_AT_CAPACITY : PL_WHY_ELIGIBLE;
+}
+
+static int candidates(const pl_ask *ask)
+{
+    if (!ask->model)
+        return 0;
+    return ask->model->workers_n < PL_MAX_WORKERS ? ask->model->workers_n : PL_MAX_WORKERS;
+}
+
+static pl_str name_of(void *ctx, int index)
+{
+    const pl_model *m = ctx;
+    return pl_str_c(m->workers[index]->name);
+}
+
+static void fill_worker(struct pl_worker *r, const pl_worker_state *w, int index, int why,
+                        double default_rate)
+{
+    const pl_engine *e = w->engine;
+    double rate = atomic_load_explicit(&w->prefill_tokens_per_second, memory_order_relaxed);
+    r->inflight = atomic_load_explicit(&w->inflight, memory_order_relaxed);
+    r->queued_prefill_tokens =
+        (double)atomic_load_explicit(&w->queued_prefill_tokens, memory_order_relaxed);
+    r->streams = atomic_load_explicit(&w->streams, memory_order_relaxed);
+    r->cached_tokens = 0;
+    r->max_inflight = e->max_inflight > 0 ? e->max_inflight : INFINITY;
+    r->max_queued_prefill_tokens =
+        e->max_queued_prefill_tokens > 0 ? (double)e->max_queued_prefill_tokens : INFINITY;
+    r->prefill_tokens_per_second = rate > 0 ? rate : default_rate;
+    r->ttft_seconds = atomic_load_explicit(&w->ttft_seconds, memory_order_relaxed);
+    r->weight = e->weight;
+    r->index = index;
+    r->slot = w->slot;
+    r->generation = w->generation;
+    r->rank = w->rank;
+    r->why = why;
+    r->eligible = why == PL_WHY_ELIGIBLE;
+}
+
+pl_crowd pl_refresh(pl_decider *d, pl_ask *ask, uint64_t now_ns)
+{
+    uint64_t from = d->refreshes++ % SAMPLE_EVERY ? 0 : pl_now_ns();
+    pl_records *r = pl_vm_records(d->vm);
+    int n = candidates(ask);
+    pl_crowd crowd = {0, 0};
+    why_cache last = {NULL, 0};
+    ask->strings.worker_name = name_of;
+    ask->strings.worker_ctx = (void *)(uintptr_t)ask->model;
+    pl_vm_bind(d->vm, &ask->strings);
+    *r->req = ask->req;
+    for (int i = 0; i < n; i++) {
+        const pl_worker_state *w = ask->model->workers[i];
+        int why = why_not(ask, &d->o.breaker, w, now_ns, &last);
+        fill_worker(&r->workers[i], w, i, why, d->o.default_prefill_tokens_per_second);
+        crowd.eligible += why == PL_WHY_ELIGIBLE;
+        crowd.busy += why == PL_WHY_AT_CAPACITY;
+    }
+    r->fleet->n = n;
+    r->fleet->eligible = crowd.eligible;
+    if (from)
+        atomic_store_explicit(&d->stats->refresh_ns, pl_now_ns() - from, memory_order_relaxed);
+    return crowd;
+}
+
+pl_crowd pl_refresh_count(const pl_decider *d, const pl_ask *ask, uint64_t now_ns)
+{
+    pl_crowd crowd = {0, 0};
+    why_cache last = {NULL, 0};
+    for (int i = 0; i < candidates(ask); i++) {
+        int why = why_not(ask, &d->o.breaker, ask->model->workers[i], now_ns, &last);
+        crowd.eligible += why == PL_WHY_ELIGIBLE;
+        crowd.busy += why == PL_WHY_AT_CAPACITY;
+    }
+    return crowd;
+}
+
+pl_worker_state *pl_decide_least_loaded(const pl_ask *ask, const pl_decider_options *o,
+                                        uint64_t now_ns)
+{
+    why_cache last = {NULL, 0};
+    pl_rng rng = {ask->strings.seed};
+    pl_worker_state *best = NULL;
+    double least = INFINITY;
+    uint32_t ties = 0;
+    for (int i = 0; i < candidates(ask); i++) {
+        pl_worker_state *w = ask->model->workers[i];
+        if (why_not(ask, &o->breaker, w, now_ns, &last) != PL_WHY_ELIGIBLE)
+            continue;
+        double load = atomic_load_explicit(&w->inflight, memory_order_relaxed) + 1;
+        /* a share of 0 is a last resort */
+        load = w->engine->weight > 0 ? load / w->engine->weight : load * 1e12;
+        if (load > least)
+            continue;
+        ties = load < least ? 1 : ties + 1;
+        least = load;
+        if (ties == 1 || pl_rng_below(&rng, ties) == 0)
+            best = w;
+    }
+    return best;
+}

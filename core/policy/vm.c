@@ -1,0 +1,511 @@
+/* The life of a VM and the entries into it: see vm.h. Everything runs on the thread that owns the
+ * VM at that moment. While it is built the JIT is off and an instruction budget runs; afterwards
+ * the stack holds the functions that C calls (vm_priv.h), an entry pushes one of them and allocates
+ * nothing, and garbage is collected only between requests. Every call into Lua that may raise is
+ * protected, so nothing unwinds across the border of this file. */
+#include "policy/vm_priv.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "policy/embedded.h"
+
+#define LOAD_INSTRUCTIONS 20000000 /* some 30 ms interpreted */
+#define CARRY_BYTES       65536
+#define IDLE_SLICE_NS     50000
+#define GC_START_BYTES    (256u << 10) /* growth since the last cycle that starts the next one */
+#define GC_FORCE_BYTES    (2u << 20)   /* growth that no longer waits for idleness */
+#define FORCED_SLICE_NS   500000
+#define DEFAULT_MEMORY    (64u << 20)
+
+/* --- errors --- */
+
+/* "path:12: text" to file, line and text; text as it is when no file of the policy is named. */
+static void split_place(pl_vm *vm, const char *text, pl_vm_error *err)
+{
+    for (const char *colon = strchr(text, ':'); colon; colon = strchr(colon + 1, ':')) {
+        char *end;
+        long line = strtol(colon + 1, &end, 10);
+        if (end == colon + 1 || end[0] != ':' || end[1] != ' ' || line <= 0)
+            continue;
+        const pl_source_file *f = pl_source_shown(vm->src, (pl_str){text, (size_t)(colon - text)});
+        if (!f)
+            break;
+        snprintf(err->file, sizeof err->file, "%s", f->chunk + 1);
+        err->line = (int)line;
+        text = end + 2;
+        break;
+    }
+    snprintf(err->message, sizeof err->message, "%s", text);
+}
+
+int pl_vm_failed(pl_vm *vm, int lua_status, const char *stage, pl_vm_error *err)
+{
+    lua_State *L = vm->L;
+    const char *text = lua_type(L, -1) == LUA_TSTRING ? lua_tostring(L, -1) : "unknown error";
+    memset(err, 0, sizeof *err);
+    snprintf(err->stage, sizeof err->stage, "%s", stage);
+    snprintf(err->file, sizeof err->file, "%s", pl_source_main(vm->src)->chunk + 1);
+    if (lua_status == LUA_ERRMEM) {
+        vm->broken = true;
+        snprintf(err->message, sizeof err->message, "the memory cap of %zu MiB was reached",
+                 vm->options.memory_bytes >> 20);
+    } else {
+        split_place(vm, text, err);
+    }
+    lua_pop(L, 1);
+    return PL_EPOLICY;
+}
+
+int pl_vm_hook_error(pl_vm *vm, int hook, pl_vm_error *err, const char *fmt, ...)
+{
+    memset(err, 0, sizeof *err);
+    snprintf(err->stage, sizeof err->stage, "%s", pl_hook_name(hook));
+    snprintf(err->file, sizeof err->file, "%s", pl_source_main(vm->src)->chunk + 1);
+    err->line = vm->hook_lines[hook];
+    vm->records.verdict->hook = hook;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(err->message, sizeof err->message, fmt, ap);
+    va_end(ap);
+    return PL_EPOLICY;
+}
+
+static int failed_early(pl_vm_error *err, const char *stage, const char *message)
+{
+    memset(err, 0, sizeof *err);
+    snprintf(err->stage, sizeof err->stage, "%s", stage);
+    snprintf(err->message, sizeof err->message, "%s", message);
+    return PL_EPOLICY;
+}
+
+static int on_panic(lua_State *L)
+{
+    pl_log(PL_LOG_ERROR, "lua_panic", "a Lua error outside a protected call: this is a bug");
+    abort();
+}
+
+/* --- building --- */
+
+/* The two functions below run protected, as lua_CFunctions that get the VM as a light userdata; on
+ * success they leave what they answer on the stack. */
+
+static int build(lua_State *L)
+{
+    // stack: vm
+    pl_vm *vm = lua_touserdata(L, 1);
+    luaL_openlibs(L);
+    const pl_embedded *abi = pl_embedded_find("policy_abi");
+    if (!abi)
+        return luaL_error(L, "policy_abi is not compiled in");
+    lua_pushcfunction(L, pl_vm_load_internal);
+    lua_pushliteral(L, "boot");
+    lua_call(L, 1, 1);
+    lua_pushlightuserdata(L, &vm->boot);
+    lua_pushlstring(L, abi->bytes, abi->n);
+    lua_pushcfunction(L, pl_vm_load_internal);
+    lua_pushcfunction(L, pl_vm_load_beside);
+    lua_pushstring(L, pl_source_label(vm->src));
+    lua_call(L, 5, 1);
+    // stack: vm, boot
+    lua_getfield(L, -1, "explain");
+    lua_insert(L, -2);
+    return 2;
+}
+
+static int load_policy(lua_State *L)
+{
+    // stack: vm, boot
+    pl_vm *vm = lua_touserdata(L, 1);
+    const pl_source_file *main_file = pl_source_main(vm->src);
+    lua_getfield(L, 2, "run");
+    vm->stage = "parse";
+    pl_vm_load_text(L, main_file->bytes, main_file->n, main_file->chunk);
+    vm->stage = "run";
+    lua_call(L, 1, 1);
+    vm->stage = "check";
+    lua_getfield(L, 2, "check");
+    lua_insert(L, -2);
+    pl_json_push(L, pl_source_params(vm->src));
+    lua_call(L, 2, 4);
+    // stack: vm, boot, name, hooks, temperature, lines
+    snprintf(vm->name, sizeof vm->name, "%s", lua_tostring(L, -4));
+    vm->hooks = (uint32_t)lua_tonumber(L, -3);
+    vm->temperature = lua_tonumber(L, -2);
+    for (int i = 0; i < PL_HOOK_COUNT; i++) {
+        lua_rawgeti(L, -1, i);
+        vm->hook_lines[i] = (int)lua_tonumber(L, -1);
+        lua_pop(L, 1);
+    }
+    return 0;
+}
+
+static bool make_records(pl_vm *vm)
+{
+    struct memory {
+        struct pl_req req;
+        struct pl_fleet fleet;
+        struct pl_fault fault;
+        struct pl_outcome outcome;
+        struct pl_session session;
+        struct pl_verdict verdict;
+        double cost[PL_MAX_WORKERS];
+        struct pl_worker workers[PL_MAX_WORKERS];
+    } *m = calloc(1, sizeof *m);
+    if (!m)
+        return false;
+    vm->record_memory = m;
+    vm->records = (pl_records){&m->req,   &m->fleet,   m->workers,  m->cost,
+                               &m->fault, &m->outcome, &m->session, &m->verdict};
+    vm->boot = (struct pl_boot){&pl_vm_api, vm,        &m->req,     &m->fleet,   m->workers,
+                                m->cost,    &m->fault, &m->outcome, &m->session, &m->verdict};
+    return true;
+}
+
+static int start_state(pl_vm *vm, pl_vm_error *err)
+{
+    vm->arena = pl_vm_arena_new(vm->options.memory_bytes, vm);
+    if (!vm->arena || !make_records(vm))
+        return failed_early(err, "read", "out of memory");
+    lua_State *L = vm->L = lua_newstate(pl_vm_arena_alloc, vm->arena);
+    if (!L)
+        return failed_early(err, "read", "cannot make a Lua state: out of memory");
+    lua_atpanic(L, on_panic);
+    /* nothing allocates before the first protected call: both pushes stay within the initial stack
+     */
+    lua_pushcfunction(L, build);
+    lua_pushlightuserdata(L, vm);
+    int rc = lua_pcall(L, 1, 2, 0);
+    if (rc != 0)
+        return pl_vm_failed(vm, rc, "read", err);
+    luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
+    return 0;
+}
+
+int pl_vm_new(pl_policy_source *src, const pl_vm_options *o, pl_vm **out, pl_vm_error *err)
+{
+    *out = NULL;
+    pl_vm *vm = calloc(1, sizeof *vm);
+    if (!vm)
+        return failed_early(err, "read", "out of memory");
+    vm->options = *o;
+    if (!vm->options.memory_bytes)
+        vm->options.memory_bytes = DEFAULT_MEMORY;
+    if (!vm->options.clock.now_ns)
+        vm->options.clock = pl_clock_real();
+    vm->own_rng.state = o->seed;
+    vm->rng = vm->own_rng;
+    vm->src = pl_policy_source_ref(src);
+    int rc = start_state(vm, err);
+    if (rc == 0) {
+        lua_State *L = vm->L;
+        lua_pushcfunction(L, load_policy);
+        lua_pushlightuserdata(L, vm);
+        lua_pushvalue(L, PL_SLOT_BOOT);
+        vm->stage = "run";
+        pl_vm_budget_begin(vm, LOAD_INSTRUCTIONS);
+        int status = lua_pcall(L, 2, 0, PL_SLOT_EXPLAIN);
+        pl_vm_budget_end(vm);
+        if (status != 0)
+            rc = pl_vm_failed(vm, status, vm->stage, err);
+    }
+    if (rc < 0) {
+        pl_vm_free(vm);
+        return rc;
+    }
+    pl_source_seal(src);
+    *out = vm;
+    return 0;
+}
+
+typedef struct init_call {
+    pl_vm *vm;
+    const json_t *carry;
+} init_call;
+
+static int run_init(lua_State *L)
+{
+    // stack: call, boot
+    init_call *c = lua_touserdata(L, 1);
+    lua_getfield(L, 2, "init");
+    pl_json_push(L, c->carry);
+    lua_pushnumber(L, c->vm->options.loop);
+    lua_pushnumber(L, c->vm->options.loops);
+    /* as much of the seed as a number holds exactly */
+    lua_pushnumber(L, (double)(c->vm->options.seed >> 11));
+    lua_call(L, 4, 5);
+    return 5;
+}
+
+int pl_vm_init(pl_vm *vm, const json_t *carry, pl_vm_error *err)
+{
+    lua_State *L = vm->L;
+    init_call c = {vm, carry};
+    lua_settop(L, PL_SLOT_BOOT);
+    lua_pushcfunction(L, run_init);
+    lua_pushlightuserdata(L, &c);
+    lua_pushvalue(L, PL_SLOT_BOOT);
+    vm->rng = vm->own_rng;
+    pl_vm_budget_begin(vm, LOAD_INSTRUCTIONS);
+    int status = lua_pcall(L, 2, 5, PL_SLOT_EXPLAIN);
+    pl_vm_budget_end(vm);
+    vm->own_rng = vm->rng;
+    if (status != 0)
+        return pl_vm_failed(vm, status, "init", err);
+    // stack: explain, boot, decide, degrade, done, tick, save
+    if (!lua_checkstack(L, LUA_MINSTACK))
+        return failed_early(err, "init", "out of memory");
+    luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
+    lua_gc(L, LUA_GCCOLLECT, 0);
+    lua_gc(L, LUA_GCSTOP, 0);
+    vm->gc_base = pl_vm_arena_used(vm->arena);
+    return 0;
+}
+
+void pl_vm_free(pl_vm *vm)
+{
+    if (!vm)
+        return;
+    /* A VM that met its cap is closed as well: Lua's heap is consistent after LUA_ERRMEM, and only
+     * lua_close unmaps the machine code, which lies outside the arena. */
+    if (vm->L)
+        lua_close(vm->L);
+    pl_vm_arena_free(vm->arena);
+    pl_vm_ring_free(vm->ring);
+    pl_policy_source_unref(vm->src);
+    free(vm->record_memory);
+    free(vm);
+}
+
+/* --- what the owner asks --- */
+
+const char *pl_vm_name(const pl_vm *vm)
+{
+    return vm->name;
+}
+
+uint32_t pl_vm_hooks(const pl_vm *vm)
+{
+    return vm->hooks;
+}
+
+double pl_vm_temperature(const pl_vm *vm)
+{
+    return vm->temperature;
+}
+
+size_t pl_vm_memory_used(const pl_vm *vm)
+{
+    return pl_vm_arena_used(vm->arena);
+}
+
+bool pl_vm_broken(const pl_vm *vm)
+{
+    return vm->broken;
+}
+
+pl_policy_source *pl_vm_source(const pl_vm *vm)
+{
+    return vm->src;
+}
+
+const pl_vm_options *pl_vm_options_of(const pl_vm *vm)
+{
+    return &vm->options;
+}
+
+pl_records *pl_vm_records(pl_vm *vm)
+{
+    return &vm->records;
+}
+
+void pl_vm_bind(pl_vm *vm, const pl_request_view *view)
+{
+    vm->view = *view;
+    vm->rng.state = view->seed;
+}
+
+void pl_vm_set_dry(pl_vm *vm, bool dry)
+{
+    vm->dry = dry;
+}
+
+/* --- garbage --- */
+
+typedef struct gc_call {
+    pl_vm *vm;
+    uint64_t ns; /* how long it may take; UINT64_MAX: to the end of the cycle */
+} gc_call;
+
+static int gc_slice(lua_State *L)
+{
+    // stack: call
+    gc_call *c = lua_touserdata(L, 1);
+    uint64_t from = pl_now_ns();
+    do {
+        if (lua_gc(L, LUA_GCSTEP, 0)) {
+            c->vm->gc_running = false;
+            c->vm->gc_base = pl_vm_arena_used(c->vm->arena);
+            break;
+        }
+    } while (pl_now_ns() - from < c->ns);
+    lua_gc(L, LUA_GCSTOP, 0); /* a step starts the collector again */
+    return 0;
+}
+
+/* Protected, in case a collection needs memory at the cap. */
+static void collect_some(pl_vm *vm, uint64_t ns)
+{
+    lua_State *L = vm->L;
+    gc_call c = {vm, ns};
+    vm->gc_running = true;
+    lua_pushcfunction(L, gc_slice);
+    lua_pushlightuserdata(L, &c);
+    if (lua_pcall(L, 1, 0, 0) != 0) {
+        vm->broken = true;
+        lua_pop(L, 1);
+    }
+}
+
+/* There was no idle moment for long: garbage has grown while requests came in. */
+static void collect_forced(pl_vm *vm)
+{
+    size_t used = pl_vm_arena_used(vm->arena);
+    if (used > vm->options.memory_bytes / 2)
+        collect_some(vm, UINT64_MAX);
+    else if (used > vm->gc_base + GC_FORCE_BYTES)
+        collect_some(vm, FORCED_SLICE_NS);
+}
+
+void pl_vm_idle(pl_vm *vm)
+{
+    if (vm->broken)
+        return;
+    if (vm->gc_running || pl_vm_arena_used(vm->arena) > vm->gc_base + GC_START_BYTES)
+        collect_some(vm, IDLE_SLICE_NS);
+}
+
+/* --- entries --- */
+
+/* No request is under way: its strings are gone, and random numbers are the VM's own. */
+static void unbind(pl_vm *vm)
+{
+    memset(&vm->view, 0, sizeof vm->view);
+    vm->records.fleet->n = 0;
+    vm->records.fleet->eligible = 0;
+    vm->rng = vm->own_rng;
+}
+
+const char *pl_hook_name(int hook)
+{
+    static const char *const names[PL_HOOK_COUNT] = {"init",  "admit",  "session", "score",
+                                                     "route", "retain", "degrade", "expire",
+                                                     "done",  "tick",   "save"};
+    return hook >= 0 && hook < PL_HOOK_COUNT ? names[hook] : "?";
+}
+
+static int enter(pl_vm *vm, int slot, int hook, pl_vm_error *err)
+{
+    lua_State *L = vm->L;
+    if (vm->broken)
+        return failed_early(err, pl_hook_name(hook), "this VM is to be rebuilt");
+    if (!(++vm->calls & 63))
+        collect_forced(vm);
+    vm->records.verdict->hook = hook;
+    lua_pushvalue(L, slot);
+    int status = lua_pcall(L, 0, 0, PL_SLOT_EXPLAIN);
+    if (__builtin_expect(status == 0, 1))
+        return 0;
+    return pl_vm_failed(vm, status, pl_hook_name(vm->records.verdict->hook), err);
+}
+
+int pl_vm_decide(pl_vm *vm, uint32_t skip, pl_vm_error *err)
+{
+    struct pl_verdict *v = vm->records.verdict;
+    v->skip = (int32_t)skip;
+    v->admit_ns = 0;
+    if (!(vm->hooks & (1u << PL_HOOK_ADMIT | 1u << PL_HOOK_ROUTE | 1u << PL_HOOK_SCORE))) {
+        v->action = 0;
+        v->routed = v->scored = v->reason_len = 0;
+        return 0;
+    }
+    return enter(vm, PL_SLOT_DECIDE, PL_HOOK_SCORE, err);
+}
+
+int pl_vm_degrade(pl_vm *vm, pl_vm_error *err)
+{
+    vm->records.verdict->action = PL_DEFAULT;
+    vm->records.verdict->arg = -1;
+    if (!(vm->hooks & 1u << PL_HOOK_DEGRADE))
+        return 0;
+    return enter(vm, PL_SLOT_DEGRADE, PL_HOOK_DEGRADE, err);
+}
+
+int pl_vm_done(pl_vm *vm, pl_vm_error *err)
+{
+    if (!(vm->hooks & 1u << PL_HOOK_DONE))
+        return 0;
+    return enter(vm, PL_SLOT_DONE, PL_HOOK_DONE, err);
+}
+
+int pl_vm_tick(pl_vm *vm, double now_seconds, pl_vm_error *err)
+{
+    if (!(vm->hooks & 1u << PL_HOOK_TICK))
+        return 0;
+    unbind(vm);
+    vm->records.verdict->arg = now_seconds;
+    int rc = enter(vm, PL_SLOT_TICK, PL_HOOK_TICK, err);
+    vm->own_rng = vm->rng;
+    return rc;
+}
+
+typedef struct save_call {
+    json_t *made;
+} save_call;
+
+static int run_save(lua_State *L)
+{
+    // stack: call, save
+    save_call *c = lua_touserdata(L, 1);
+    lua_call(L, 0, 1);
+    if (lua_isnil(L, 2))
+        return 0;
+    if (!lua_istable(L, 2))
+        return luaL_error(L, "save must return a table of plain data, not a %s",
+                          luaL_typename(L, 2));
+    pl_json_read(L, 2, "save", CARRY_BYTES, &c->made);
+    return 0;
+}
+
+int pl_vm_save(pl_vm *vm, json_t **out, pl_vm_error *err)
+{
+    *out = NULL;
+    if (!(vm->hooks & 1u << PL_HOOK_SAVE))
+        return 0;
+    if (vm->broken)
+        return failed_early(err, "save", "this VM is to be rebuilt");
+    lua_State *L = vm->L;
+    save_call c = {NULL};
+    unbind(vm);
+    lua_pushcfunction(L, run_save);
+    lua_pushlightuserdata(L, &c);
+    lua_pushvalue(L, PL_SLOT_SAVE);
+    int status = lua_pcall(L, 2, 0, PL_SLOT_EXPLAIN);
+    vm->own_rng = vm->rng;
+    if (status != 0) {
+        json_decref(c.made);
+        return pl_vm_failed(vm, status, "save", err);
+    }
+    char *text = c.made ? json_dumps(c.made, JSON_COMPACT) : NULL;
+    size_t n = text ? strlen(text) : 0;
+    free(text);
+    if (n > CARRY_BYTES) {
+        json_decref(c.made);
+        return failed_early(err, "save", "save returned more than 64 KiB");
+    }
+    *out = c.made;
+    return 0;
+}

@@ -1,0 +1,228 @@
+// Headers both ways, request ids, keys, and what a client may not decide.
+import { test } from 'node:test';
+import assert from 'node:assert/strict';
+import { startRouter, run, scratch, writeFile, metric } from './lib/proc.mjs';
+import { fakeEngine } from './lib/fake.mjs';
+import { get, post, chat, Raw, rawPost } from './lib/http.mjs';
+
+const path = '/v1/chat/completions';
+
+async function one(t, options) {
+  const engine = await fakeEngine(t);
+  return { engine, router: await startRouter(t, { engines: { a: engine.url }, ...options }) };
+}
+
+test('answers say which worker, which policy and why', async (t) => {
+  const { router } = await one(t, { policy: 'least_loaded' });
+  const { headers } = await post(router.url + path, chat('m'));
+  assert.equal(headers['x-perilune-worker'], 'a');
+  assert.equal(headers['x-perilune-policy'], 'least_loaded');
+  assert.match(headers['x-perilune-reason'], /^[A-Za-z0-9_.-]{1,64}$/);
+});
+
+test('they can be switched off; the request id stays', async (t) => {
+  const { router } = await one(t, { config: { response_headers: false } });
+  const { headers } = await post(router.url + path, chat('m'));
+  assert.deepEqual(Object.keys(headers).filter((name) => name.startsWith('x-perilune')), []);
+  assert.ok(headers['x-request-id']);
+});
+
+test('a request id is kept if sent, else made, and the engine sees the same', async (t) => {
+  const { engine, router } = await one(t);
+  const kept = await post(router.url + path, chat('m'), { headers: { 'x-request-id': 'mine-1' } });
+  assert.equal(kept.headers['x-request-id'], 'mine-1');
+  assert.equal(engine.requests[0].headers['x-request-id'], 'mine-1');
+  const ids = new Set();
+  for (let i = 1; i <= 20; i++) {
+    const made = await post(router.url + path, chat('m'));
+    ids.add(made.headers['x-request-id']);
+    assert.equal(engine.requests[i].headers['x-request-id'], made.headers['x-request-id']);
+  }
+  assert.equal(ids.size, 20);
+});
+
+test('traceparent and unknown headers pass; hop-by-hop and framing are ours', async (t) => {
+  const { engine, router } = await one(t);
+  const trace = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01';
+  const body = JSON.stringify(chat('m'));
+  const raw = await Raw.connect(router.url);
+  await raw.send(`POST ${path} HTTP/1.1\r\nHost: client-host\r\nContent-Type: application/json\r\n`
+    + `traceparent: ${trace}\r\nX-Custom: kept\r\nConnection: X-Hop, keep-alive\r\nX-Hop: gone\r\n`
+    + 'Keep-Alive: timeout=9\r\nTE: trailers\r\nProxy-Authorization: gone\r\n'
+    + `Content-Length: ${body.length}\r\n\r\n${body}`);
+  await raw.until('"choices"');
+  raw.destroy();
+  const { headers } = engine.requests[0];
+  assert.equal(headers.traceparent, trace);
+  assert.equal(headers['x-custom'], 'kept');
+  for (const hop of ['x-hop', 'keep-alive', 'te', 'proxy-authorization']) {
+    assert.equal(headers[hop], undefined, hop);
+  }
+  assert.equal(headers['content-length'], String(body.length));
+  assert.equal(headers.host, engine.url.slice('http://'.length));
+});
+
+test('a chunked request reaches the engine with its exact bytes', async (t) => {
+  const { engine, router } = await one(t);
+  const body = JSON.stringify(chat('m', { odd: [1, 2.50, 'ü\u2028'], z: null }), null, 3);
+  const bytes = Buffer.from(body);
+  const raw = await Raw.connect(router.url);
+  await raw.send(`POST ${path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n`);
+  for (let at = 0; at < bytes.length; at += 7) {
+    const part = bytes.subarray(at, at + 7);
+    await raw.send(Buffer.concat([
+      Buffer.from(`${part.length.toString(16)}\r\n`), part, Buffer.from('\r\n'),
+    ]));
+  }
+  await raw.send('0\r\n\r\n');
+  await raw.until('"choices"');
+  raw.destroy();
+  assert.equal(engine.requests[0].body, body);
+});
+
+test('pipelined requests are answered in order', async (t) => {
+  const { engine, router } = await one(t);
+  engine.handler = (entry, res) => engine.json(res, 200, { echo: entry.json.messages[0].content });
+  const ask = (i) => rawPost(path, { model: 'm', messages: [{ role: 'user', content: `q${i}` }] });
+  const raw = await Raw.connect(router.url);
+  await raw.send(ask(1) + ask(2) + ask(3));
+  const text = await raw.until('"q3"');
+  raw.destroy();
+  assert.deepEqual(text.match(/"echo":"q\d"/g), ['"echo":"q1"', '"echo":"q2"', '"echo":"q3"']);
+});
+
+test('clients may not pin a worker or a rank, in headers or body', async (t) => {
+  const a = await fakeEngine(t);
+  const b = await fakeEngine(t);
+  const policy = writeFile(scratch(t), 'to_a.lua',
+    'return { api = 1, name = "to_a", route = function() return 0, "a" end }');
+  const router = await startRouter(t, { engines: { a: a.url, b: b.url }, policy });
+  const answer = await post(router.url + path, chat('m', { data_parallel_rank: 3 }), {
+    headers: { 'x-perilune-worker': 'b', 'x-data-parallel-rank': '3' },
+  });
+  assert.equal(answer.headers['x-perilune-worker'], 'a');
+  const [entry] = a.requests;
+  assert.equal(entry.headers['x-data-parallel-rank'], undefined);
+  assert.equal(entry.headers['x-perilune-worker'], undefined);
+  assert.equal(entry.json.data_parallel_rank, undefined);
+  assert.equal(entry.json.messages[0].content, 'What is a moon?');
+  assert.ok(await metric(router, 'perilune_pins_removed_total') >= 1);
+});
+
+test('trusted clients may', async (t) => {
+  const a = await fakeEngine(t);
+  const b = await fakeEngine(t);
+  const policy = writeFile(scratch(t), 'to_a.lua',
+    'return { api = 1, name = "to_a", route = function() return 0, "a" end }');
+  const router = await startRouter(t, {
+    engines: { a: a.url, b: b.url }, policy, config: { trusted_clients: ['127.0.0.0/8'] },
+  });
+  const answer = await post(router.url + path, chat('m'), { headers: { 'x-perilune-worker': 'b' } });
+  assert.equal(answer.headers['x-perilune-worker'], 'b');
+});
+
+test('API keys: without one 401, with one served, and the engine never sees it', async (t) => {
+  const { engine, router } = await one(t, {
+    config: { api_keys: [{ key: 'k-secret-1', tenant: 'moon' }, { key: 'k-secret-2', tenant: 'sun' }] },
+  });
+  const none = await post(router.url + path, chat('m'));
+  assert.equal(none.status, 401);
+  assert.ok(none.json.error.message.length > 0);
+  const wrong = await post(router.url + path, chat('m'), { headers: { authorization: 'Bearer k-secret-3' } });
+  assert.equal(wrong.status, 401);
+  assert.equal((await get(`${router.url}/v1/models`)).status, 401);
+  assert.equal(engine.requests.length, 0);
+
+  const bearer = await post(router.url + path, chat('m'), { headers: { authorization: 'Bearer k-secret-1' } });
+  assert.equal(bearer.status, 200);
+  const header = await post(`${router.url}/v1/messages`, { ...chat('m'), max_tokens: 2 }, {
+    headers: { 'x-api-key': 'k-secret-2' },
+  });
+  assert.equal(header.status, 200);
+  for (const entry of engine.requests) {
+    assert.equal(entry.headers.authorization, undefined);
+    assert.equal(entry.headers['x-api-key'], undefined);
+  }
+  assert.equal((await get(`${router.url}/health`)).status, 200, 'health needs no key');
+  assert.ok(!router.stderr.includes('k-secret'), 'keys are never logged');
+});
+
+test('bad bodies are refused with the place, and the connection lives on', async (t) => {
+  const { engine, router } = await one(t);
+  const raw = await Raw.connect(router.url);
+  const bad = [
+    ['{"model":"m",', /offset|byte|position/i],
+    ['[1,2]', /object/i],
+    ['{"model":"m","model":"n"}', /duplicate|twice|model/i],
+    ['', /body|JSON|empty/i],
+  ];
+  for (const [body, words] of bad) {
+    raw.received = '';
+    await raw.send(rawPost(path, body));
+    const text = await raw.until('"message"');
+    assert.match(text, /^HTTP\/1\.1 400 /, body);
+    assert.match(await raw.until('}'), words);
+  }
+  raw.received = '';
+  await raw.send(rawPost(path, chat('m')));
+  await raw.until('"choices"');
+  raw.destroy();
+  assert.equal(engine.requests.length, 1);
+});
+
+test('limits: 413 for a body, 431 for a head, 503 with Retry-After for connections', async (t) => {
+  const { engine, router } = await one(t, {
+    config: { limits: { body_bytes: 20000, head_bytes: 8192, connections: 3 } },
+  });
+  const large = await post(router.url + path, chat('m', { pad: 'x'.repeat(30000) }));
+  assert.equal(large.status, 413);
+  const head = await post(router.url + path, chat('m'), { headers: { 'x-long': 'y'.repeat(9000) } });
+  assert.equal(head.status, 431);
+  assert.equal(engine.requests.length, 0);
+
+  const held = [];
+  for (let i = 0; i < 3; i++) {
+    const raw = await Raw.connect(router.url);
+    await raw.send('GET /health HTTP/1.1\r\nHost: x\r\n\r\n');
+    await raw.until('"ok"');
+    held.push(raw);
+  }
+  const more = await Raw.connect(router.url);
+  const text = await more.until(null);
+  assert.match(text, /^HTTP\/1\.1 503 /);
+  assert.match(text, /\r\nretry-after: \d+\r\n/i);
+  for (const raw of held) raw.destroy();
+});
+
+test('usage that only the router wanted is not shown to the client', async (t) => {
+  const policy = writeFile(scratch(t), 'curious.lua', `
+    local policy = { api = 1, name = "curious" }
+    function policy.score(req, w) return w.inflight end
+    function policy.done(req, outcome) assert(outcome.cached_tokens == 3) end
+    return policy`);
+  const { engine, router } = await one(t, { policy });
+  const text = (await post(router.url + path, chat('m', { stream: true }))).text;
+  assert.equal(engine.requests[0].json.stream_options.include_usage, true);
+  assert.ok(!text.includes('"usage"'));
+  assert.match(text, /\[DONE\]/);
+  const asked = await post(router.url + path, chat('m', {
+    stream: true, stream_options: { include_usage: true },
+  }));
+  assert.match(asked.text, /"usage"/);
+  assert.equal(await metric(router, 'perilune_policy_errors_total', 'hook="done"') ?? 0, 0,
+    'done has seen what the engine counted');
+});
+
+test('a config error names the file and the key', async (t) => {
+  const directory = scratch(t);
+  const file = writeFile(directory, 'bad.lua', 'return { engines = { { url = "http://127.0.0.1:1" }, { url = 7 } } }');
+  const end = await run(['serve', file, '--listen', '127.0.0.1:0']);
+  assert.notEqual(end.code, 0);
+  assert.match(end.stderr, /bad\.lua/);
+  assert.match(end.stderr, /engines\[2\]\.url/);
+  const broken = writeFile(directory, 'broken.lua', 'return {\n  listen = \n}');
+  const second = await run(['serve', broken]);
+  assert.notEqual(second.code, 0);
+  assert.match(second.stderr, /broken\.lua:[23]/);
+  assert.equal((await run(['serve', '--no-such-flag'])).code, 2);
+});

@@ -1,0 +1,48 @@
+-- The hot hooks of every policy that we ship are compiled, whatever the fleet looks like.
+local testing = require "perilune.testing"
+
+local fleets = {
+  { "one", testing.fleet(1) },
+  { "64", testing.fleet(64, function(i) return { inflight = i * 7 % 5, slot = i } end) },
+  { "64, a third ineligible", testing.fleet(64, function(i)
+    return { inflight = i * 7 % 5, slot = i, eligible = i % 3 ~= 0, weight = 1 + i % 2 }
+  end) },
+  { "512", testing.fleet(512, function(i) return { inflight = i * 7 % 5, slot = i } end) },
+}
+
+for _, file in ipairs {
+  "policies/random.lua", "policies/round_robin.lua", "policies/least_loaded.lua", "policies/power_of_two.lua",
+  "policies/consistent_hash.lua", "examples/policies/same_prefix.lua",
+} do
+  describe(file, function()
+    for _, fleet in ipairs(fleets) do
+      it("is compiled for a fleet of " .. fleet[1], function()
+        local policy = testing.load(file)
+        local found = testing.not_compiled(file, function()
+          for k = 1, 200 do
+            policy:decide { workers = fleet[2], req = { session_id = "s" .. k, members = { messages = "[" .. k } } }
+          end
+        end)
+        assert.same({}, found)
+      end)
+    end
+  end)
+end
+
+describe("the check itself", function()
+  it("sees what is not compiled", function()
+    local policy = testing.load [[
+      local policy = { api = 1 }
+      function policy.score(req, w)
+        local f = function() return w.inflight end
+        return f()
+      end
+      return policy
+    ]]
+    local found = testing.not_compiled("policy.lua", function()
+      for _ = 1, 200 do policy:decide { workers = testing.fleet(64) } end
+    end)
+    assert.is_true(#found > 0)
+    assert.matches("policy.lua:3", found[1])
+  end)
+end)

@@ -1,0 +1,248 @@
+-- The doubles behave like the real records: what would fail in the router fails here, in the same
+-- words.
+local testing = require "perilune.testing"
+
+local function policy_with(hook, body)
+  return testing.load(([[
+    local pl = require "perilune"
+    local policy = { api = 1 }
+    function policy.%s
+      %s
+    end
+    return policy
+  ]]):format(hook, body))
+end
+
+local function failure(hook, body, given)
+  local d = policy_with(hook, body):decide(given or {})
+  assert.equal(1, #d.errors)
+  return d.errors[1].message, d
+end
+
+describe("records", function()
+  it("refuse unknown fields, naming the line", function()
+    local message = failure("score(req, w)", "return w.in_flight")
+    assert.matches("^policy.lua:4: .*in_flight", message)
+    assert.matches("no field 'prompt'", failure("score(req, w)", "return req.prompt"))
+    assert.matches("no field 'size'", failure("route(req, fleet)", "return fleet.size"))
+  end)
+
+  it("refuse writes", function()
+    assert.matches("inflight", failure("score(req, w)", "w.inflight = 0 return 1"))
+    assert.matches("prompt_tokens", failure("score(req, w)", "req.prompt_tokens = 0 return 1"))
+    assert.matches("read%-only", failure("route(req, fleet)", "fleet[0] = nil"))
+    assert.matches("read%-only", failure("route(req, fleet)", "fleet.mine = 1"))
+  end)
+
+  it("check bounds", function()
+    local given = { workers = testing.fleet(2) }
+    assert.matches("2.*0 .. 1", failure("route(req, fleet)", "return fleet[2].index", given))
+    assert.matches("%-1", failure("route(req, fleet)", "return fleet[-1].index", given))
+    assert.matches("0.5", failure("route(req, fleet)", "return fleet[0.5].index", given))
+    assert.matches("cost", failure("route(req, fleet)", "fleet.cost[2] = 1", given))
+  end)
+
+  it("hold what the test gave, and sensible values for the rest", function()
+    local policy = policy_with("score(req, w)", [[
+      assert(req.prompt_tokens == 7 and req.max_tokens == -1 and req.choices == 1 and req.api == pl.API_CHAT)
+      assert(req.stream and req.has_session and req.arrival_seconds == 5 and pl.now() == 5)
+      assert(req:model() == "big" and req:tenant() == "t" and req:path() == "/v1/chat/completions")
+      assert(req:session_id() == "s" and req:header("X-A") == "1" and req:header("x-b") == nil)
+      assert(req:member("user") == "u" and req:member("seed") == nil)
+      assert(w.max_inflight == math.huge and w.weight == 1 and w.generation == 1)
+      assert(w:name() == (w.index == 0 and "first" or "b"))
+      assert(w.eligible or w.why == pl.WHY_DRAINING)
+      return 1
+    ]])
+    local d = policy:decide {
+      now = 5,
+      req = { prompt_tokens = 7, stream = true, model = "big", tenant = "t", session_id = "s",
+        headers = { ["x-a"] = "1" }, members = { user = "u" } },
+      workers = { { name = "first" }, {}, { why = 3 } },
+    }
+    assert.same({}, d.errors)
+  end)
+
+  it("refuse a test that misspells a field", function()
+    local policy = policy_with("score(req, w)", "return 1")
+    assert.has_error(function() policy:decide { workers = { { in_flight = 1 } } } end,
+      "workers[1] has no field 'in_flight'")
+    assert.has_error(function() policy:decide { req = { tokens = 1 } } end, "req has no field 'tokens'")
+  end)
+end)
+
+describe("fleet.cost", function()
+  it("is scratch for pl.pick_min", function()
+    local policy = policy_with("route(req, fleet)", [[
+      for i = 0, fleet.n - 1 do fleet.cost[i] = -fleet[i].inflight end
+      return pl.pick_min(), "most_loaded"
+    ]])
+    local d = policy:decide { workers = { { inflight = 1 }, { inflight = 3 }, { inflight = 2 } } }
+    assert.same({}, d.errors)
+    assert.equal("b", d.worker)
+  end)
+end)
+
+describe("decisions", function()
+  it("fall from route to score to the default", function()
+    local policy = testing.load [[
+      local policy = { api = 1 }
+      function policy.route(req) if req.priority == 1 then return 2, "mine" end end
+      function policy.score(req, w) if req.priority == 3 then return math.huge end return w.index end
+      return policy
+    ]]
+    local function by(priority)
+      local d = policy:decide { req = { priority = priority }, workers = { { inflight = 3 }, {}, { inflight = 1 } } }
+      return d.worker .. " " .. d.by .. " " .. d.reason
+    end
+    assert.equal("c route mine", by(1))
+    assert.equal("a score score", by(2))
+    assert.equal("b default least_loaded", by(3))
+  end)
+
+  it("leave out a hook that fails and go on with the next", function()
+    local policy = testing.load [[
+      local policy = { api = 1 }
+      function policy.route() error("no route") end
+      function policy.score(req, w) return -w.index end
+      return policy
+    ]]
+    local d = policy:decide { workers = testing.fleet(3) }
+    assert.equal("c", d.worker)
+    assert.equal("score", d.by)
+    assert.equal("route", d.errors[1].hook)
+    assert.equal("policy.lua:2: no route", d.errors[1].message)
+  end)
+
+  it("refuse answers that are none", function()
+    for body, words in pairs {
+      ["return 3"] = "3",
+      ["return -1"] = false, -- the same as nil
+      ["return 0.5"] = "0.5",
+      ["return 2 ^ 40"] = "not in",
+      ["return 0 / 0"] = "not in",
+      ["return 1"] = "not eligible",
+      ["return true"] = "route answered",
+    } do
+      local d = policy_with("route(req, fleet)", body):decide { workers = { {}, { eligible = false }, {} } }
+      assert.is_truthy(d.worker, body)
+      if words then assert.matches(words, d.errors[1].message) end
+    end
+    assert.matches("NaN", failure("score(req, w)", "return 0 / 0"))
+    assert.matches("score answered nothing", failure("score(req, w)", ""))
+    assert.matches("score answered a string", failure("score(req, w)", "return '7'"))
+    assert.matches("reason", failure("route(req, fleet)", "return 0, 'a b'"))
+  end)
+
+  it("tell what admit said", function()
+    local policy = policy_with("admit(req)", [[
+      if req.priority == 1 then return pl.QUEUE, 3 end
+      if req.priority == 2 then return pl.SHED, 9 end
+      if req.priority == 3 then return pl.SHRINK, 16 end
+      return pl.ADMIT
+    ]])
+    local function ask(priority)
+      local d = policy:decide { req = { priority = priority } }
+      return { d.action or "ADMIT", d.arg or 0, d.worker ~= nil }
+    end
+    assert.same({ "QUEUE", 3, false }, ask(1))
+    assert.same({ "SHED", 9, false }, ask(2))
+    assert.same({ "SHRINK", 16, true }, ask(3))
+    assert.same({ "ADMIT", 0, true }, ask(4))
+  end)
+
+  it("sample by temperature", function()
+    local policy = testing.load [[
+      return { api = 1, temperature = 1, score = function(req, w) return w.inflight end }
+    ]]
+    -- costs 0, 5, 10 scale to 0, 1/2, 1: weights 1, 0.607, 0.368 of 1.974
+    local workers = { { inflight = 0 }, { inflight = 5 }, { inflight = 10 } }
+    assert.equal("a", policy:decide { workers = workers, random = { 0.50 } }.worker)
+    assert.equal("b", policy:decide { workers = workers, random = { 0.51 } }.worker)
+    assert.equal("b", policy:decide { workers = workers, random = { 0.81 } }.worker)
+    assert.equal("c", policy:decide { workers = workers, random = { 0.82 } }.worker)
+  end)
+
+  it("are the same again from the same seed", function()
+    local function run(seed)
+      local policy = testing.load("policies/random.lua", nil, { seed = seed })
+      return policy:trace(40, { workers = testing.fleet(5) })
+    end
+    assert.equal(run(7), run(7))
+    assert.not_equal(run(7), run(8))
+  end)
+end)
+
+describe("the other hooks", function()
+  it("carry state over a reload", function()
+    local source = [[
+      local policy = { api = 1, params = { by = 1 } }
+      function policy.init(params, carry) return { n = carry and carry.n or 0, by = params.by } end
+      function policy.score(req, w, st) return w.index == st.n % 2 and 0 or 1 end
+      function policy.done(req, outcome, st) if outcome.status == 200 then st.n = st.n + st.by end end
+      function policy.save(st) return { n = st.n } end
+      return policy
+    ]]
+    local old = testing.load(source)
+    assert.equal("a", old:decide { workers = testing.fleet(2) }.worker)
+    old:done { outcome = { status = 200 } }
+    old:done { outcome = { status = 500 } }
+    assert.same({ n = 1 }, old:save())
+    local new = testing.load(source, nil, { carry = old:save() })
+    assert.equal("b", new:decide { workers = testing.fleet(2) }.worker)
+  end)
+
+  it("degrade, tick, log, metric, counter, worker_ewma", function()
+    local policy = testing.load [[
+      local pl = require "perilune"
+      local policy = { api = 1 }
+      local seen, speed = pl.counter("seen"), pl.worker_ewma("speed", 10)
+      function policy.degrade(req, fault) return fault.kind == pl.ALL_BUSY and pl.QUEUE or pl.REJECT, 4 end
+      function policy.tick(now) pl.metric("now", now) print("tick", now) end
+      function policy.score(req, w)
+        seen:add()
+        return speed:get(w, 1)
+      end
+      function policy.done(req, outcome) speed:update(outcome, outcome.e2e_seconds) end
+      return policy
+    ]]
+    local pl_queue, pl_reject = 2, 7
+    assert.same({ pl_queue, 4 }, { policy:degrade { fault = { kind = 4 } } })
+    assert.same({ pl_reject, 4 }, { policy:degrade { fault = { kind = 2 } } })
+    policy:tick(12)
+    assert.same({ "tick\t12" }, policy.log)
+    assert.equal(12, policy.metrics.now)
+    policy:done { outcome = { slot = 0, generation = 1, e2e_seconds = 3 }, now = 12 }
+    assert.equal("b", policy:decide { workers = testing.fleet(2), now = 12 }.worker)
+    policy:done { outcome = { slot = 1, generation = 1, e2e_seconds = 5 }, now = 22 }
+    -- after one half-life: (3 + 1) / 2
+    policy:done { outcome = { slot = 0, generation = 1, e2e_seconds = 1 }, now = 22 }
+    local d = policy:decide { workers = testing.fleet(2), now = 22 }
+    assert.same({ [0] = 2, 5 }, d.cost)
+  end)
+end)
+
+describe("loading", function()
+  local function stage(source, overrides)
+    local policy, at, message = testing.try_load(source .. "\n", overrides)
+    assert.is_nil(policy)
+    return at, message
+  end
+
+  it("fails where the router would", function()
+    assert.equal("read", (select(2, testing.try_load "no/such/policy.lua")))
+    assert.equal("parse", (stage "return {"))
+    assert.equal("run", (stage "local x = nothing return {}"))
+    assert.equal("check", (stage "return 7"))
+    assert.equal("check", (stage("return { api = 1, params = { x = 1 } }", { y = 2 })))
+    assert.equal("check", (stage("return { api = 1, params = { x = 1 } }", { x = "2" })))
+    assert.equal("init", (stage "return { api = 1, init = function() error('x') end }"))
+    assert.equal("parse", (stage(string.dump(function() end))))
+  end)
+
+  it("leaves the process as it was", function()
+    pcall(stage, "string.rep = nil")
+    assert.equal(2 ^ 21, #("x"):rep(2 ^ 21)) -- the sandbox's own would refuse
+    assert.is_nil(rawget(_G, "policy"))
+  end)
+end)
