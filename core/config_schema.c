@@ -238,9 +238,11 @@ static int read_section(const pl_reader_ctx *rd, const pl_key *table, const json
                 section = true;
         }
         int rc;
-        if (key) {
+        if (strchr(name, '.')) {
+            rc = pl_schema_fail(rd, path, "unknown key; what has a dot here is a table in a table");
+        } else if (key) {
             rc = read_value(rd, key, value, path, base);
-        } else if (!section || strchr(name, '.')) {
+        } else if (!section) {
             rc = unknown(rd, table, prefix, name, path);
         } else if (!json_is_object(value)) {
             rc = pl_schema_expected(rd, path, value, "a table with names");
