@@ -197,10 +197,7 @@ static int open_loops(pl_router *r, pl_vm **vms, pl_errbuf *eb)
 static void on_health_changed(void *ctx, pl_engine *e)
 {
     pl_router *r = ctx;
-    bool up = atomic_load(&e->health) == PL_HEALTH_UP;
-    pl_log(up ? PL_LOG_INFO : PL_LOG_WARN, up ? "engine_up" : "engine_down", "%s (%s)", e->name,
-           e->url);
-    if (up)
+    if (atomic_load(&e->health) == PL_HEALTH_UP)
         pl_queue_wake_all(r->queue);
 }
 

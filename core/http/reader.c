@@ -293,14 +293,13 @@ static size_t feed_chunked(pl_reader *r, const char *p, size_t n)
     while (used < n && r->state == PL_READER_BODY) {
         bool trailer = r->in_trailer;
         size_t want = n - used;
-        if (trailer) {
+        if (trailer)
             want = check_trailer(r, p + used, want);
-            if (r->state == PL_READER_ERROR)
-                break;
-        }
+        /* with a bad trailer line llhttp still sees what is before it: the first error counts */
+        bool bad_line = r->state == PL_READER_ERROR;
         r->mark = p + used;
         llhttp_errno_t err = llhttp_execute(&r->parser, p + used, want);
-        if (r->state == PL_READER_ERROR)
+        if (r->state == PL_READER_ERROR && (!bad_line || err == HPE_OK))
             break;
         if (err != HPE_OK && err != HPE_PAUSED) {
             pl_reader_fail(r, 400, llhttp_get_error_reason(&r->parser));

@@ -58,6 +58,11 @@ static inline bool fx_on_head(void *ctx, pl_exchange *x)
         pl_exchange_respond(x, 404, NULL, 0, PL_STR("no such thing"));
         return false;
     }
+    if (path_is(x, "/early-start")) {
+        pl_exchange_start(x, 403, NULL, 0, UINT64_MAX);
+        f->held = x;
+        return false;
+    }
     if (path_is(x, "/early-abort")) {
         pl_exchange_abort(x);
         return false;

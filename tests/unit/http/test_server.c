@@ -403,6 +403,18 @@ static void early_answers(void **state)
     close(fd);
     assert_int_equal(f.gone, 0);
     assert_int_equal(f.requests, 1);
+    /* begun early, ended after the body has come: on_request is not for it */
+    got.n = 0;
+    fd = fx_connect(&f);
+    fx_send(&f, fd, POST("/early-start", 5, "abc"));
+    write_held(&f, "no");
+    fx_send(&f, fd, "de" POST("/echo", 2, "ok"));
+    end_held(&f);
+    fx_read(&f, fd, &got, "\r\n\r\nok");
+    expect_text(&got, "HTTP/1.1 403 Forbidden\r\n");
+    expect_text(&got, "2\r\nno\r\n0\r\n\r\nHTTP/1.1 200 OK\r\n");
+    assert_int_equal(f.requests, 2);
+    close(fd);
     pl_buf_free(&got);
     fx_free(&f);
 }

@@ -1,0 +1,152 @@
+/* Faults on demand and the view of what the simulated engine has seen. Called by front.c and
+ * front_admin.c on the front's thread.
+ *
+ * POST /sim/fault {"kind", "after_chunks", "probability", "count", "delay_ms", "health"} replaces
+ * the fault in force; GET tells it and how often each kind has struck. It strikes inference
+ * requests (and GET /health with "health": true), each with the given probability (1), at most
+ * count times (0: no bound), then it is none again. none refuse            the connection is closed
+ * without an answer reset_mid_stream  closed after after_chunks tokens of a stream; an answer that
+ * is not streamed breaks off in the middle of its body hang              never answered error_500
+ * answered at once slow              delay_ms (real milliseconds) before each token of a stream, or
+ * before the answer
+ *
+ * GET /sim/requests: counts by path; every call under way; the last calls that are over with how
+ * they ended (done, gone: the client left; aborted: by /abort_request; cut: by a fault). */
+#include "engine/front_call.h"
+
+#include <string.h>
+
+static const char *const names[PL_FAULT_COUNT] = {"none", "refuse",    "reset_mid_stream",
+                                                  "hang", "error_500", "slow"};
+
+int pl_fault_draw(pl_front *f)
+{
+    pl_front_fault *v = &f->fault;
+    if (v->way == PL_FAULT_NONE || v->left == 0 || pl_rng_unit(&v->rng) >= v->probability)
+        return PL_FAULT_NONE;
+    int way = v->way;
+    v->hit[way]++;
+    if (v->left > 0 && --v->left == 0)
+        v->way = PL_FAULT_NONE;
+    return way;
+}
+
+json_t *pl_fault_state(const pl_front *f)
+{
+    const pl_front_fault *v = &f->fault;
+    json_t *hit = json_object();
+    for (int i = 1; i < PL_FAULT_COUNT; i++)
+        json_object_set_new(hit, names[i], json_integer((json_int_t)v->hit[i]));
+    return json_pack("{s:s,s:i,s:f,s:I,s:I,s:b,s:o}", "kind", names[v->way], "after_chunks",
+                     v->after_chunks, "probability", v->probability, "count",
+                     (json_int_t)(v->left > 0 ? v->left : 0), "delay_ms", (json_int_t)v->delay_ms,
+                     "health", v->health, "hits", hit);
+}
+
+static const char *set_fault(pl_front *f, const json_t *body)
+{
+    const char *kind = json_string_value(json_object_get(body, "kind"));
+    pl_front_fault v = f->fault;
+    v.way = 0;
+    while (kind && v.way < PL_FAULT_COUNT && strcmp(kind, names[v.way]) != 0)
+        v.way++;
+    if (!kind || v.way == PL_FAULT_COUNT)
+        return "kind must be none, refuse, reset_mid_stream, hang, error_500 or slow";
+    v.after_chunks = 0;
+    v.probability = 1;
+    v.left = -1;
+    v.delay_ms = 100;
+    v.health = json_is_true(json_object_get(body, "health"));
+    const json_t *n;
+    if ((n = json_object_get(body, "probability"))) {
+        v.probability = json_number_value(n);
+        if (!json_is_number(n) || !(v.probability >= 0 && v.probability <= 1))
+            return "probability must be a number from 0 to 1";
+    }
+    static const char *const counts[] = {"after_chunks", "count", "delay_ms"};
+    for (int i = 0; i < 3; i++) {
+        if (!(n = json_object_get(body, counts[i])))
+            continue;
+        json_int_t value = json_integer_value(n);
+        if (!json_is_integer(n) || value < 0 || value > 1000000)
+            return "after_chunks, count and delay_ms must be integers from 0 to 1000000";
+        if (i == 0)
+            v.after_chunks = (int)value;
+        else if (i == 1)
+            v.left = value ? value : -1;
+        else
+            v.delay_ms = (uint64_t)value;
+    }
+    f->fault = v;
+    return NULL;
+}
+
+void pl_fault_control(pl_front *f, pl_exchange *x)
+{
+    if (x->head.method == PL_POST) {
+        json_t *body = json_loadb(x->body.p ? x->body.p : "", x->body.n, 0, NULL);
+        const char *wrong = json_is_object(body) ? set_fault(f, body) : "a JSON object is needed";
+        json_decref(body);
+        if (wrong) {
+            pl_front_error(f, x, 400, "%s", wrong);
+            return;
+        }
+    }
+    pl_front_send(x, 200, pl_fault_state(f));
+}
+
+static json_t *under_way(const pl_call *c)
+{
+    int prompt = 0, cached = 0, output = 0;
+    bool running = false;
+    for (int i = 0; i < c->parts_n; i++) {
+        const pl_part *p = &c->parts[i];
+        prompt += p->prompt;
+        cached += p->req ? pl_sim_cached_tokens(p->req) : p->cached;
+        output += p->ready;
+        running |= p->req && pl_sim_is_running(p->req);
+    }
+    const char *state = c->fault == PL_FAULT_HANG     ? "hanging"
+                        : c->parts_done == c->parts_n ? "answering"
+                        : running                     ? "running"
+                                                      : "waiting";
+    return json_pack("{s:o,s:s,s:s,s:b,s:i,s:i,s:i}", "id", pl_front_string(c->request_id), "path",
+                     pl_front_paths[c->path].p, "state", state, "stream", c->stream,
+                     "prompt_tokens", prompt, "cached_tokens", cached, "output_tokens", output);
+}
+
+json_t *pl_front_requests(const pl_front *f)
+{
+    static const char *const ends[] = {"done", "gone", "aborted", "cut"};
+    json_t *counts = json_object(), *calls = json_array(), *over = json_array();
+    json_int_t received = 0, finished = 0, aborted = 0, failed = 0;
+    for (int i = 0; i < PL_FRONT_PATHS; i++) {
+        received += (json_int_t)f->count[i].received;
+        finished += (json_int_t)f->count[i].finished;
+        aborted += (json_int_t)f->count[i].aborted;
+        failed += (json_int_t)f->count[i].failed;
+        if (f->count[i].received)
+            json_object_set_new(counts, pl_front_paths[i].p,
+                                json_pack("{s:I,s:I,s:I,s:I}", "received",
+                                          (json_int_t)f->count[i].received, "finished",
+                                          (json_int_t)f->count[i].finished, "aborted",
+                                          (json_int_t)f->count[i].aborted, "failed",
+                                          (json_int_t)f->count[i].failed));
+    }
+    for (const pl_call *c = f->calls; c; c = c->next)
+        json_array_append_new(calls, under_way(c));
+    uint64_t first = f->records_n > PL_FRONT_RECORDS ? f->records_n - PL_FRONT_RECORDS : 0;
+    for (uint64_t i = first; i < f->records_n; i++) {
+        const pl_front_record *r = &f->records[i % PL_FRONT_RECORDS];
+        json_array_append_new(
+            over, json_pack("{s:o,s:s,s:s,s:i,s:i,s:i}", "id", pl_front_string(pl_str_c(r->id)),
+                            "path", pl_front_paths[r->path].p, "end", ends[r->end], "prompt_tokens",
+                            r->prompt, "cached_tokens", r->cached, "output_tokens", r->output));
+    }
+    pl_sim_stats st;
+    pl_sim_stats_of(f->sim, &st);
+    return json_pack("{s:i,s:i,s:i,s:I,s:I,s:I,s:I,s:o,s:o,s:o,s:o}", "inflight", f->calls_n,
+                     "running", st.running, "waiting", st.waiting, "received", received, "finished",
+                     finished, "aborted", aborted, "failed", failed, "paths", counts, "under_way",
+                     calls, "over", over, "fault", pl_fault_state(f));
+}
