@@ -83,7 +83,7 @@ static const char *type_text(const pl_key *k, char *out, size_t cap)
         return "text";
     }
     if (k->min < k->max)
-        snprintf(out, cap, "%s %.12g to %.12g%s%s", kind, k->min, k->max, k->unit ? " " : "",
+        snprintf(out, cap, "%s %.15g to %.15g%s%s", kind, k->min, k->max, k->unit ? " " : "",
                  k->unit ? k->unit : "");
     else
         snprintf(out, cap, "%s%s%s", kind, k->unit ? ", " : "", k->unit ? k->unit : "");

@@ -463,6 +463,7 @@ static void test_command_without_router(void **state)
 
 int main(void)
 {
+    pl_log_init(PL_LOG_ERROR, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_engines),
         cmocka_unit_test(test_engines_refused),
