@@ -51,8 +51,8 @@ int pl_vm_failed(pl_vm *vm, int lua_status, const char *stage, pl_vm_error *err)
     snprintf(err->file, sizeof err->file, "%s", pl_source_main(vm->src)->chunk + 1);
     if (lua_status == LUA_ERRMEM) {
         vm->broken = true;
-        snprintf(err->message, sizeof err->message, "the memory cap of %zu MiB was reached",
-                 vm->options.memory_bytes >> 20);
+        snprintf(err->message, sizeof err->message, "the memory cap of %.4g MiB was reached",
+                 (double)vm->options.memory_bytes / (1 << 20));
     } else {
         split_place(vm, text, err);
     }
