@@ -168,6 +168,11 @@ const events = {
   },
 
   async 'its time runs out'(s) {
+    if (s.mustReadOn) {
+      const entry = await s.engine.request(0);
+      await entry.closed;
+      assert.ok(entry.aborted, 'the engine is let go of');
+    }
     await toldTheTruth(s, s.status);
     s.settle?.();
     await s.other;

@@ -100,16 +100,22 @@ export class Raw {
         if (mark !== null && this.received.includes(mark)) done(resolve, this.received);
         else if (this.ended && mark === null) done(resolve, this.received);
         else if (this.ended) {
-          done(reject, new Error(`closed before ${JSON.stringify(mark)}: ${this.received}`));
+          done(reject, new Error(`closed before ${JSON.stringify(mark)}: ${this.some()}`));
         }
       };
       const timer = setTimeout(
-        () => done(reject, new Error(`no ${JSON.stringify(mark)} in: ${this.received}`)),
+        () => done(reject, new Error(`no ${JSON.stringify(mark)} in: ${this.some()}`)),
         timeout,
       );
       this.looks.add(look);
       look();
     });
+  }
+
+  // What came, short enough to be printed.
+  some() {
+    const text = this.received;
+    return text.length <= 2000 ? text : `${text.slice(0, 1000)} [...] ${text.slice(-1000)}`;
   }
 
   pause() { this.socket.pause(); }
