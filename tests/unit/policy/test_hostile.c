@@ -53,9 +53,9 @@ static bool valid(const pl_records *r)
     const struct pl_verdict *v = r->verdict;
     if (v->scored)
         for (int i = 0; i < r->fleet->n; i++)
-            if (r->workers[i].eligible && isnan(r->cost[i]))
+            if (r->workers[i].eligible && !isfinite(r->cost[i]))
                 return false;
-    if (v->index == -1)
+    if (!v->routed)
         return true;
     if (!(v->index >= 0 && v->index < r->fleet->n) || v->index != floor(v->index) ||
         !r->workers[(int)v->index].eligible || v->reason_len < 0 || v->reason_len > 64)
@@ -122,7 +122,7 @@ static void one(const char *name)
             pl_vm_free(vm);
         return;
     }
-    if (strcmp(h.verdict, "served") != 0)
+    if (strcmp(h.verdict, "served") != 0 && strcmp(h.verdict, "clamped") != 0)
         fail_msg("%s was accepted", name);
 
     char hook[16] = "";
