@@ -150,7 +150,7 @@ static void agrees_with_jansson_on_mutations(void **state)
         const char *seed = seeds[pl_rng_below(&r, 3)];
         size_t n = strlen(seed);
         memcpy(body, seed, n);
-        for (uint32_t k = pl_rng_below(&r, 3) + 1; k > 0; k--) {
+        for (uint32_t k = pl_rng_below(&r, 3) + 1; k > 0 && n > 0; k--) {
             size_t at = pl_rng_below(&r, (uint32_t)n);
             switch (pl_rng_below(&r, 4)) {
             case 0:
