@@ -113,8 +113,8 @@ int pl_edits_slices(const pl_edits *e, pl_str body, pl_str slices[2 * PL_EDITS_M
                     size_t *total)
 {
     int n = 0;
-    size_t done = 0; /* bytes of the body dealt with */
-    char left = 0;   /* last byte sent that is no whitespace, where it is not body.p[done - 1] */
+    size_t done = 0;       /* bytes of the body dealt with */
+    bool emptied = false;  /* the last edit removed all members before it */
     bool appended = false; /* a member was appended already */
     *total = 0;
     for (int i = 0; i <= e->n;) {
@@ -127,16 +127,17 @@ int pl_edits_slices(const pl_edits *e, pl_str body, pl_str slices[2 * PL_EDITS_M
             insert = edit->insert;
             if (edit->kind == PL_EDIT_REMOVE) {
                 i += removal(e, i, body, &start, &stop);
-                left = body.p[before(body, start)];
-            } else {
+                emptied = body.p[before(body, start)] == '{';
+            } else if (edit->kind == PL_EDIT_APPEND) {
                 i++;
-            }
-            if (edit->kind == PL_EDIT_APPEND) {
                 size_t last = before(body, start);
-                bool empty = !appended && (last < done ? left : body.p[last]) == '{';
+                bool empty = !appended && (last < done ? emptied : body.p[last] == '{');
                 insert.p += empty;
                 insert.n -= empty;
                 appended = true;
+            } else {
+                i++;
+                emptied = false;
             }
         } else {
             i++;

@@ -360,7 +360,8 @@ static void test_damage(void **state)
                 fail();
             }
         } else if (rc && theirs) {
-            if (!strstr(s.error, "only once")) {
+            /* jansson 2.14 passes over a NUL byte after some tokens */
+            if (!strstr(s.error, "only once") && b.p[s.error_at] != 0) {
                 print_error("only we refuse, at %zu (%s): %.*s\n", s.error_at, s.error, PL_FMT(b));
                 fail();
             }
@@ -368,8 +369,10 @@ static void test_damage(void **state)
             refused++;
             if (!strstr(s.error, "only once")) {
                 pl_scan cut;
-                assert_int_equal(pl_scan_body((pl_str){b.p, s.error_at}, 64, &cut), PL_ESYNTAX);
-                assert_int_equal(cut.error_at, s.error_at);
+                int got = pl_scan_body((pl_str){b.p, s.error_at}, 64, &cut);
+                bool whole = strstr(s.error, "after the value") != NULL;
+                assert_int_equal(got, whole ? 0 : PL_ESYNTAX);
+                assert_int_equal(whole ? s.error_at : cut.error_at, s.error_at);
             }
         } else {
             accepted++;
