@@ -128,7 +128,7 @@ END
     master=$!
     pids="$pids $master"
     wait_200 "http://127.0.0.1:$port_nginx/health"
-    pid_nginx=$(cat /proc/"$master"/task/"$master"/children | tr -d ' ') # the worker
+    pid_nginx=$(tr -d ' ' </proc/"$master"/task/"$master"/children) # the worker
 }
 
 start_haproxy() {

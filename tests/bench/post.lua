@@ -1,5 +1,5 @@
 -- wrk: POSTs of a chat request, padded to `bytes` (the first argument behind --).
--- luacheck: globals init, read_globals wrk
+-- luacheck: globals init wrk
 local wrk = wrk
 
 function init(args)
