@@ -1,3 +1,4 @@
+# shellcheck shell=sh disable=SC2034,SC2154 # variables are for the sourcing script, and its own
 # Shared by proxy.sh and instructions.sh: starts the backend and the proxies under test and measures
 # their CPU time. Sourced, not run; the caller has set `build` (build directory) and `tmp`.
 
@@ -15,7 +16,7 @@ cleanup() {
         kill "$q" 2>/dev/null
     done
     wait 2>/dev/null
-    [ -n "${KEEP:-}" ] || rm -rf "$tmp"
+    rm -rf "$tmp"
 }
 
 need() {
@@ -54,6 +55,7 @@ start_backend() {
 # --- the proxies: start_NAME sets port_NAME and pid_NAME. $pin comes before the command. ---
 
 start_perilune() {
+    : >"$tmp/perilune.log"
     engines=""
     for b in $backends; do
         engines="$engines --engine http://127.0.0.1:$b"
@@ -126,7 +128,7 @@ END
     master=$!
     pids="$pids $master"
     wait_200 "http://127.0.0.1:$port_nginx/health"
-    pid_nginx=$(cat /proc/"$master"/task/"$master"/children | tr -d ' ') # the worker
+    pid_nginx=$(tr -d ' ' </proc/"$master"/task/"$master"/children) # the worker
 }
 
 start_haproxy() {

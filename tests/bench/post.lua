@@ -1,4 +1,5 @@
 -- wrk: POSTs of a chat request, padded to `bytes` (the first argument behind --).
+-- luacheck: globals init wrk
 local wrk = wrk
 
 function init(args)

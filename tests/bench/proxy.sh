@@ -23,12 +23,12 @@ need wrk curl taskset
 [ "$(nproc)" -ge 2 ] || die "needs two cores"
 case $build in /*) ;; *) build=$root/$build ;; esac
 [ -x "$build/bench_client" ] || die "no $build/bench_client: run tests/bench/run.sh, which builds it"
-ulimit -n 20000 2>/dev/null || ulimit -n "$(ulimit -H -n)"
+# shellcheck disable=SC3045 # dash and bash have it
+ulimit -n 20000 2>/dev/null || ulimit -n "$(ulimit -Hn)"
 
 start_backend
 for p in $proxies; do
-    need_tool=$p
-    [ "$p" = perilune ] || need "$need_tool"
+    [ "$p" = perilune ] || need "$p"
     "start_$p"
 done
 
