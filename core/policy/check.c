@@ -222,28 +222,22 @@ static void copy_field(lua_State *L, const char *name, char *out, size_t cap)
     lua_pop(L, 1);
 }
 
-/* Pushes reporter[name]; then the arguments and the call are the caller's. */
-static void method(lua_State *L, int reporter, const char *name)
-{
-    lua_getfield(L, reporter, name);
-}
-
 static void listen_to(lua_State *L, int reporter, report_call *c, hook_report *h)
 {
     uint64_t seed = 1000;
-    method(L, reporter, "begin");
+    lua_getfield(L, reporter, "begin");
     lua_pushstring(L, pl_hook_name(h->hook));
     lua_call(L, 1, 0);
     for (int i = 0; i < SIZES; i++) {
         for (int kind = 0; kind < ALL_OUT; kind++) {
             make_up(c->vm, sizes[i], (fleet_kind)kind, seed++);
             c->vm->records.verdict->hook = h->hook;
-            method(L, reporter, "run");
+            lua_getfield(L, reporter, "run");
             lua_pushnumber(L, ROUNDS);
             lua_call(L, 1, 0);
         }
     }
-    method(L, reporter, "finish");
+    lua_getfield(L, reporter, "finish");
     lua_call(L, 0, 3);
     // stack: .., verdict, traces, list
     snprintf(h->compiled, sizeof h->compiled, "%s", lua_tostring(L, -3));
@@ -265,9 +259,9 @@ static void listen_to(lua_State *L, int reporter, report_call *c, hook_report *h
 
 static int run_report(lua_State *L)
 {
-    // stack: call, boot
-    report_call *c = lua_touserdata(L, 1);
-    lua_getfield(L, 2, "jit_report");
+    report_call *c = pl_vm_of(L)->body_argument;
+    lua_rawgeti(L, LUA_REGISTRYINDEX, PL_REGISTRY_BOOT);
+    lua_getfield(L, 1, "jit_report");
     if (c->vmdef) {
         pl_vm_load_text(L, c->vmdef, strlen(c->vmdef), "=perilune.vmdef");
         lua_call(L, 0, 1);
@@ -276,7 +270,7 @@ static int run_report(lua_State *L)
     }
     lua_call(L, 1, 1);
     for (int i = 0; i < c->hooks_n; i++)
-        listen_to(L, 3, c, &c->hooks[i]);
+        listen_to(L, 2, c, &c->hooks[i]);
     return 0;
 }
 
@@ -284,15 +278,11 @@ static int compiler_report(pl_vm *vm, hook_report *hooks, int n, pl_vm_error *er
 {
     char *vmdef = read_vmdef();
     report_call c = {vm, vmdef, hooks, n};
-    lua_State *L = vm->L;
     pl_vm_set_dry(vm, true);
-    lua_pushcfunction(L, run_report);
-    lua_pushlightuserdata(L, &c);
-    lua_pushvalue(L, PL_SLOT_BOOT);
-    int status = lua_pcall(L, 2, 0, PL_SLOT_EXPLAIN);
+    int rc = pl_vm_protected(vm, run_report, &c, 0, "selftest", err);
     pl_vm_set_dry(vm, false);
     free(vmdef);
-    return status == 0 ? 0 : pl_vm_failed(vm, status, "selftest", err);
+    return rc;
 }
 
 /* --- printing --- */

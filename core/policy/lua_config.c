@@ -122,9 +122,7 @@ static int run_protected(config_run *r, json_t **out, pl_errbuf *eb)
         pl_vm_arena_free(arena);
         return pl_fail(eb, PL_ENOMEM, "out of memory");
     }
-    lua_pushcfunction(L, run);
-    lua_pushlightuserdata(L, r);
-    int status = lua_pcall(L, 1, 0, 0), rc = 0;
+    int status = lua_cpcall(L, run, r), rc = 0;
     if (status == 0) {
         *out = r->made;
     } else {

@@ -80,7 +80,7 @@ static inline pl_vm *ready_vm(const char *text, pl_shared *shared)
 
 static inline pl_str test_worker_name(void *ctx, int index)
 {
-    static char name[16];
+    static _Thread_local char name[16];
     (void)ctx;
     snprintf(name, sizeof name, "w%d", index);
     return pl_str_c(name);
