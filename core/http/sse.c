@@ -94,6 +94,8 @@ static size_t event_end(pl_sse *s, pl_str b)
             s->after_cr = false;
             if (b.p[i] == '\n') {
                 i++;
+                if (s->pending.n == 0) /* that CR ended an event, which was reported */
+                    return i;
                 continue;
             }
         }

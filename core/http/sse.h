@@ -46,10 +46,10 @@ typedef struct pl_sse {
 void pl_sse_init(pl_sse *s, size_t max_event);
 
 /* Every byte fed is in the raw of exactly one event, in order, or in pl_sse_rest. An event is
- * reported with the byte that completes it; when that is a CR, an LF that follows later opens the
- * next event's raw. After PL_ELIMIT or a stop by fn all that was not reported is in pl_sse_rest, to
- * be passed on as it is, and nothing more may be fed. After PL_ENOMEM bytes are lost: end the
- * stream. */
+ * reported with the byte that completes it; when that is a CR, an LF in a later read is reported on
+ * its own, without data. After PL_ELIMIT or a stop by fn all that was not reported is in
+ * pl_sse_rest, to be passed on as it is, and nothing more may be fed. After PL_ENOMEM bytes are
+ * lost: end the stream. */
 int pl_sse_feed(pl_sse *s, pl_str bytes, pl_sse_fn fn, void *ctx);
 
 /* What is pending (an unfinished event), to be forwarded when the stream ends without a boundary.
