@@ -99,9 +99,9 @@ pl_pool *pl_loop_pool(pl_loop *l, const pl_engine *e);
 void pl_relay_head(pl_request *rq, const pl_head *head);
 void pl_relay_body(pl_request *rq, const pl_str *slices, int n);
 void pl_relay_end(pl_request *rq);
-/* The engine broke off after the head had gone out: ends the client's answer as honestly as its
- * shape allows. */
-void pl_relay_broken(pl_request *rq, const char *message);
+/* The answer breaks off after the head had gone out (PL_END_ENGINE_FAILED or PL_END_CUT): ends the
+ * client's answer as honestly as its shape allows. */
+void pl_relay_broken(pl_request *rq, enum pl_end_cause cause, const char *message);
 /* An error answer of the router's own, in the API's shape. retry_after_seconds < 0: no header. */
 void pl_relay_error(pl_request *rq, int status, const char *code, double retry_after_seconds,
                     const char *fmt, ...) __attribute__((format(printf, 5, 6)));

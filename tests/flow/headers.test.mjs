@@ -157,13 +157,13 @@ test('bad bodies are refused with the place, and the connection lives on', async
     ['', /body|JSON|empty/i],
   ];
   for (const [body, words] of bad) {
-    raw.received = '';
+    raw.forget();
     await raw.send(rawPost(path, body));
     const text = await raw.until('"message"');
     assert.match(text, /^HTTP\/1\.1 400 /, body);
     assert.match(await raw.until('}'), words);
   }
-  raw.received = '';
+  raw.forget();
   await raw.send(rawPost(path, chat('m')));
   await raw.until('"choices"');
   raw.destroy();
