@@ -316,8 +316,6 @@ static int decide_once(pl_request *rq)
     }
     if (!begin_try(rq, d->worker))
         return 0;
-    if (d->shrink_max_tokens >= 0 && pl_intake_shrink(rq, d->shrink_max_tokens) == 0)
-        pl_count(&l->metrics.shrunk, 1);
     rq->state = PL_RQ_CALLING;
     rq->attempts++;
     if (pl_forward(rq, false) != 0)

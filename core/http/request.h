@@ -74,8 +74,8 @@ struct pl_request {
 bool pl_intake_head(pl_loop *l, pl_exchange *x);
 /* Scans the body and fills the request; 0, or the request was answered (and must be freed). */
 int pl_intake_body(pl_request *rq);
-/* Sets the output limit in the body (SHRINK); 0 when it was lowered. */
-int pl_intake_shrink(pl_request *rq, double max_tokens);
+/* Adds to a try's edits what lowers the output limit (SHRINK); 0 when it is lowered. */
+int pl_intake_shrink(pl_request *rq, pl_edits *edits, double max_tokens);
 /* The string value of a member for use after the body was given back; {NULL,0} when there is none.
  */
 pl_str pl_intake_kept_string(pl_request *rq, pl_member_id id);
