@@ -295,6 +295,8 @@ static int decide_once(pl_request *rq)
         pl_hist_observe(&l->metrics.decision, pl_now_ns() - from);
         pl_count(&l->metrics.decisions, 1);
     }
+    if (l->router->config.response_headers)
+        rq->policy = pl_arena_str(&rq->x->arena, pl_str_c(pl_decider_policy_name(l->decider)));
     switch (d->kind) {
     case PL_ASK_SHED:
         pl_count(&l->metrics.shed, 1);

@@ -38,7 +38,8 @@ static int own_headers(const pl_request *rq, pl_header *h)
         h[n++] = (pl_header){PL_STR("x-perilune-reason"), pl_str_c(rq->decision.reason)};
     }
     h[n++] = (pl_header){PL_STR("x-perilune-policy"),
-                         pl_str_c(pl_decider_policy_name(rq->loop->decider))};
+                         rq->policy.p ? rq->policy
+                                      : pl_str_c(pl_decider_policy_name(rq->loop->decider))};
     return n;
 }
 

@@ -37,6 +37,7 @@ struct pl_request {
     pl_edits edits; /* of the body, for every try; what a try adds is on top of a copy */
     pl_ask ask;
     pl_decision decision;
+    pl_str policy; /* who made it, in the exchange's arena: a reload may replace it meanwhile */
 
     /* waiting */
     pl_waiter waiter;

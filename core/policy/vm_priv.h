@@ -44,18 +44,18 @@ struct pl_vm {
     struct pl_boot boot;
     void *record_memory; /* what records points into */
     pl_request_view view;
-    pl_rng rng;      /* of the call under way: the request's, or own_rng's */
-    pl_rng own_rng;  /* for calls without a request */
+    pl_rng rng;     /* of the call under way: the request's, or own_rng's */
+    pl_rng own_rng; /* for calls without a request */
     uint32_t hooks;
     double temperature;
     char name[65];
     int hook_lines[PL_HOOK_COUNT]; /* first lines of the hooks */
-    const char *stage; /* names the phase in errors while loading */
-    long budget;       /* instructions left while loading */
+    const char *stage;             /* names the phase in errors while loading */
+    long budget;                   /* instructions left while loading */
     bool broken;
-    bool dry;          /* made-up decisions: counters, averages, metrics and log stay untouched */
-    bool gc_running;   /* a collection cycle is under way */
-    size_t gc_base;    /* bytes in use after the last full cycle */
+    bool dry;        /* made-up decisions: counters, averages, metrics and log stay untouched */
+    bool gc_running; /* a collection cycle is under way */
+    size_t gc_base;  /* bytes in use after the last full cycle */
     uint32_t calls;
     unsigned long log_state[2];
     lua_CFunction body; /* of the protected call under way, with its argument */
@@ -74,8 +74,8 @@ int pl_vm_hook_error(pl_vm *vm, int hook, pl_vm_error *err, const char *fmt, ...
 /* Calls body with an empty stack; it finds the VM with pl_vm_of and its argument in
  * vm->body_argument. On success its nresults values are on the stack; else err is filled. Pushes
  * nothing that needs memory outside the protected call, where running out would be a panic. */
-int pl_vm_protected(pl_vm *vm, lua_CFunction body, void *argument, int nresults,
-                    const char *stage, pl_vm_error *err);
+int pl_vm_protected(pl_vm *vm, lua_CFunction body, void *argument, int nresults, const char *stage,
+                    pl_vm_error *err);
 
 /* The VM that L belongs to. */
 pl_vm *pl_vm_of(lua_State *L);

@@ -9,15 +9,12 @@ local format, getinfo = string.format, debug.getinfo
 local M = {}
 
 -- Loops of their own, made anew for each hook, so that each is compiled (or not) by itself.
-local HEAD = "local hook, st, req, fleet, workers, outcome = ...\nlocal sink\n"
+local HEAD = "local hook, st, req, fleet, outcome = ...\nlocal sink\n"
 local BODY = {
   score = [[
-return function(rounds)
+return function(rounds, eligible)
   for _ = 1, rounds do
-    for i = 0, fleet.n - 1 do
-      local w = workers[i]
-      if w.eligible then sink = hook(req, w, st) end
-    end
+    for i = 1, #eligible do sink = hook(req, eligible[i], st) end
   end
   return sink
 end]],
@@ -128,12 +125,18 @@ function M.begin(name)
   starts, problems, solved, traces, looping = {}, {}, {}, 0, false
   jit.flush()
   run = assert(loadstring(HEAD .. BODY[name], "=perilune.check"))(policy[name], st, records.req, records.fleet,
-    records.workers, records.outcome)
+    records.outcome)
 end
 
 function M.run(rounds)
+  -- only workers that score would see: a loop over others would be compiled without the hook
+  local eligible = {}
+  for i = 0, records.fleet.n - 1 do
+    local w = records.workers[i]
+    if w.eligible then eligible[#eligible + 1] = w end
+  end
   jit.attach(listen, "trace")
-  local ok, message = pcall(run, rounds)
+  local ok, message = pcall(run, rounds, eligible)
   jit.attach(listen)
   if not ok then error(message, 0) end
 end

@@ -319,9 +319,11 @@ static void test_all_busy(void **state)
     fill_up();
     decide();
     assert_true(out.kind == PL_ASK_QUEUE && out.wait_seconds == 30);
+    assert_true(out.all_busy); /* who waits is woken in order, and does not ask by itself */
     ask.req.waited_seconds = 30;
     decide();
     assert_int_equal(out.kind, PL_ASK_SHED);
+    assert_false(out.all_busy);
     end();
     begin("local pl = require 'perilune' return { api = 1, degrade = function(req, fault)\n"
           "if fault.kind == pl.ALL_BUSY and req.priority > 0 then return pl.QUEUE, 12 end\n"
@@ -331,7 +333,7 @@ static void test_all_busy(void **state)
     assert_true(out.kind == PL_ASK_SHED && out.retry_after_seconds == 4);
     ask.req.priority = 1;
     decide();
-    assert_true(out.kind == PL_ASK_QUEUE && out.wait_seconds == 12);
+    assert_true(out.kind == PL_ASK_QUEUE && out.wait_seconds == 12 && out.all_busy);
     end();
     begin(NULL);
     fill_up();
