@@ -167,7 +167,7 @@ static void set_rid(pl_request *rq, pl_edits *edits)
         !one_generation(rq))
         return;
     if (given->type == PL_JSON_STRING) {
-        rq->rid = pl_member_string(&rq->x->arena, given);
+        rq->rid = pl_intake_kept_string(rq, PL_MEMBER_RID); /* an abort comes after the body */
         return;
     }
     if (given->type != PL_JSON_ABSENT)

@@ -76,6 +76,9 @@ bool pl_intake_head(pl_loop *l, pl_exchange *x);
 int pl_intake_body(pl_request *rq);
 /* Sets the output limit in the body (SHRINK); 0 when it was lowered. */
 int pl_intake_shrink(pl_request *rq, double max_tokens);
+/* The string value of a member for use after the body was given back; {NULL,0} when there is none.
+ */
+pl_str pl_intake_kept_string(pl_request *rq, pl_member_id id);
 pl_str pl_intake_find_header(void *ctx, pl_str name);
 pl_str pl_intake_find_member(void *ctx, pl_str name);
 
