@@ -124,11 +124,14 @@ static bool valid_id(pl_str id, size_t max)
 
 static pl_str make_id(pl_request *rq)
 {
-    char *p = pl_arena_alloc(&rq->x->arena, 33);
+    char *p = pl_arena_alloc(&rq->x->arena, 32);
     if (!p)
         return PL_STR("-");
-    snprintf(p, 33, "%016llx%016llx", (unsigned long long)pl_rng_next(&rq->loop->rng),
-             (unsigned long long)pl_rng_next(&rq->loop->rng));
+    for (int half = 0; half < 2; half++) {
+        uint64_t bits = pl_rng_next(&rq->loop->rng);
+        for (int i = 0; i < 16; i++, bits >>= 4)
+            p[half * 16 + i] = "0123456789abcdef"[bits & 15];
+    }
     return (pl_str){p, 32};
 }
 

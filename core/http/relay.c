@@ -266,6 +266,16 @@ static void copy_answer(pl_request *rq, const pl_str *slices, int n)
             rq->want_usage = false;
 }
 
+/* Only the last bytes of a read say where the stream stands. */
+static void feed_tail(pl_request *rq, const pl_str *slices, int n)
+{
+    int from = n;
+    for (size_t bytes = 0; from > 0 && bytes < sizeof rq->tail.last; from--)
+        bytes += slices[from - 1].n;
+    for (; from < n; from++)
+        pl_sse_tail_feed(&rq->tail, slices[from]);
+}
+
 void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
 {
     pl_loop *l = rq->loop;
@@ -296,8 +306,7 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
         copy_answer(rq, slices, n);
     }
     if (rq->sse)
-        for (int i = 0; i < n; i++)
-            pl_sse_tail_feed(&rq->tail, slices[i]);
+        feed_tail(rq, slices, n);
     pause_when(rq, pl_exchange_write(rq->x, slices, n));
 }
 

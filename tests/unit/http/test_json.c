@@ -194,6 +194,8 @@ static void test_every_alignment(void **state)
         {"\xf4\x8f\xbf\xbf", -1},
         {"\xf4\x90\x80\x80", 1},
         {"\xf8\x88", 0},
+        {"\xf5\x80\x80\x80", 0},
+        {"\xff\xbf\xbf\xbf", 0},
         {"\xe6\xbd\\n", 2},
         {"\\\\\xe6\xbd\xae", -1},
         {"潮汐表说退潮在四点", -1},
