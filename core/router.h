@@ -17,9 +17,9 @@
 typedef struct pl_policy_info {
     char name[64], file[512], sha256[65];
     uint32_t hooks;
-    double loaded_at; /* wall-clock seconds */
+    double loaded_at;                          /* wall-clock seconds */
     _Atomic uint64_t reloads, reload_failures; /* read by /metrics on any loop */
-    pl_vm_error last_error; /* of the last failed reload; message "" when none */
+    pl_vm_error last_error;                    /* of the last failed reload; message "" when none */
 } pl_policy_info;
 
 typedef struct pl_loop pl_loop;
@@ -78,6 +78,8 @@ struct pl_router {
     int loops_inited, running; /* loops prepared; threads started */
     int loops_drained, loops_cut;
     bool cutting, stopping;
+    uv_signal_t signals[3];
+    bool signals_taken;
     pl_timer drain_timer;
     struct pl_removal *removals; /* engines on their way out */
 };
