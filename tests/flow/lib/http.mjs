@@ -94,6 +94,8 @@ export class Raw {
     return this.parts[0] ?? '';
   }
 
+  forget() { this.parts = []; }
+
   send(bytes) {
     return new Promise((resolve) => { this.socket.write(bytes, resolve); });
   }
