@@ -102,7 +102,7 @@ static const pl_key engine_keys[] = {
      .help = "its share, for policies that "
              "look at it"},
     {"max_inflight", PL_KEY_WHOLE, ENGINE(max_inflight), 0, 1e6, "requests",
-     .help = "for each worker: at most so many at once, 0: no cap"},
+     .help = "at most so many at once, all its ranks together; 0: no cap"},
     {"max_queued_prefill_tokens", PL_KEY_WHOLE, ENGINE(max_queued_prefill_tokens), 0, 1e12,
      "tokens",
      .help = "for each worker: prompt tokens that may wait for their first token, 0: no "

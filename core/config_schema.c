@@ -83,7 +83,7 @@ static const char *type_text(const pl_key *k, char *out, size_t cap)
         return "text";
     }
     if (k->min < k->max)
-        snprintf(out, cap, "%s %.12g to %.12g%s%s", kind, k->min, k->max, k->unit ? " " : "",
+        snprintf(out, cap, "%s %.15g to %.15g%s%s", kind, k->min, k->max, k->unit ? " " : "",
                  k->unit ? k->unit : "");
     else
         snprintf(out, cap, "%s%s%s", kind, k->unit ? ", " : "", k->unit ? k->unit : "");
@@ -238,9 +238,11 @@ static int read_section(const pl_reader_ctx *rd, const pl_key *table, const json
                 section = true;
         }
         int rc;
-        if (key) {
+        if (strchr(name, '.')) {
+            rc = pl_schema_fail(rd, path, "unknown key; what has a dot here is a table in a table");
+        } else if (key) {
             rc = read_value(rd, key, value, path, base);
-        } else if (!section || strchr(name, '.')) {
+        } else if (!section) {
             rc = unknown(rd, table, prefix, name, path);
         } else if (!json_is_object(value)) {
             rc = pl_schema_expected(rd, path, value, "a table with names");

@@ -52,7 +52,10 @@ int pl_loop_init(pl_loop *l, pl_router *r, int index, pl_vm *vm, const struct so
     l->router = r;
     l->index = index;
     l->retry_tokens = 10;
-    l->rng.state = r->config.seed + (uint64_t)index * 0x9e3779b97f4a7c15u;
+    /* a state of its own, not the next state of its neighbour: their streams would overlap */
+    pl_rng seeds = {r->config.seed};
+    for (int i = 0; i <= index; i++)
+        l->rng.state = pl_rng_next(&seeds);
     if (uv_loop_init(&l->uv) != 0) {
         pl_vm_free(vm);
         return pl_fail(eb, PL_ENOMEM, "cannot make an event loop");
@@ -90,6 +93,8 @@ int pl_loop_init(pl_loop *l, pl_router *r, int index, pl_vm *vm, const struct so
 static void run(void *arg)
 {
     pl_loop *l = arg;
+    uv_run(&l->uv, UV_RUN_DEFAULT);
+    uv_close((uv_handle_t *)&l->wheel_timer, NULL);
     uv_run(&l->uv, UV_RUN_DEFAULT);
 }
 
@@ -236,7 +241,9 @@ static void take_stop(pl_message *m, void *ctx)
     pl_server_free(l->server);
     l->server = NULL;
     pl_proxy_free_pools(l);
-    uv_close((uv_handle_t *)&l->wheel_timer, NULL);
+    /* time goes on for what is still under way (the engines are told of aborts), else an engine
+     * that does not answer would hold the loop for ever; by itself it does not keep the loop */
+    uv_unref((uv_handle_t *)&l->wheel_timer);
     uv_close((uv_handle_t *)&l->tick_timer, NULL);
     uv_close((uv_handle_t *)&l->idle, NULL);
     pl_mailbox_close(&l->mailbox);

@@ -113,14 +113,12 @@ int pl_cidr_parse(pl_str s, pl_cidr *out)
         return PL_ESYNTAX;
     memcpy(text, addr.p, addr.n);
     text[addr.n] = 0;
-    struct sockaddr_in in = {.sin_family = AF_INET};
-    struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
     uint64_t most, bits;
-    if (inet_pton(AF_INET, text, &in.sin_addr) == 1) {
-        bytes_of((const struct sockaddr *)&in, out->addr);
+    if (inet_pton(AF_INET, text, out->addr + 12) == 1) {
+        memset(out->addr, 0, 10);
+        out->addr[10] = out->addr[11] = 0xff;
         most = 32;
-    } else if (inet_pton(AF_INET6, text, &in6.sin6_addr) == 1) {
-        bytes_of((const struct sockaddr *)&in6, out->addr);
+    } else if (inet_pton(AF_INET6, text, out->addr) == 1) {
         most = 128;
     } else {
         return PL_ESYNTAX;

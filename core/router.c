@@ -197,10 +197,7 @@ static int open_loops(pl_router *r, pl_vm **vms, pl_errbuf *eb)
 static void on_health_changed(void *ctx, pl_engine *e)
 {
     pl_router *r = ctx;
-    bool up = atomic_load(&e->health) == PL_HEALTH_UP;
-    pl_log(up ? PL_LOG_INFO : PL_LOG_WARN, up ? "engine_up" : "engine_down", "%s (%s)", e->name,
-           e->url);
-    if (up)
+    if (atomic_load(&e->health) == PL_HEALTH_UP)
         pl_queue_wake_all(r->queue);
 }
 
@@ -363,9 +360,11 @@ void pl_router_free(pl_router *r)
         pl_admin_stop(r->admin);
     if (r->control_ready) {
         uv_close((uv_handle_t *)&r->control_wheel_timer, NULL);
-        uv_run(&r->control, UV_RUN_DEFAULT);
+        /* a stop that was asked for before ends a run early: until every handle is closed */
+        do
+            uv_run(&r->control, UV_RUN_DEFAULT);
+        while (uv_loop_close(&r->control) == UV_EBUSY);
         pl_mailbox_destroy(&r->control_mailbox);
-        uv_loop_close(&r->control);
     }
     for (int i = 0; i < r->loops_inited; i++)
         pl_loop_free(&r->loops[i]);

@@ -18,7 +18,7 @@ typedef struct pl_policy_info {
     char name[64], file[512], sha256[65];
     uint32_t hooks;
     double loaded_at; /* wall-clock seconds */
-    uint64_t reloads, reload_failures;
+    _Atomic uint64_t reloads, reload_failures; /* read by /metrics on any loop */
     pl_vm_error last_error; /* of the last failed reload; message "" when none */
 } pl_policy_info;
 
@@ -67,7 +67,7 @@ struct pl_router {
     struct pl_reload *reload; /* the reload under way, NULL when none */
     pl_policy_source *source; /* of the running generation */
     pl_policy_info policy;    /* what /policy answers; control thread */
-    uint64_t generation;
+    _Atomic uint64_t generation;
     _Atomic uint32_t connections; /* open on the public port, all loops */
     _Atomic uint64_t body_memory;
     _Atomic int draining;

@@ -9,7 +9,7 @@ return {
         { name = "big", url = "http://127.0.0.1:30001", max_inflight = 64, weight = 2 },
     },
 
-    policy = { file = "least_loaded" }, -- a ready-made one, or a file: "policies/mine.lua"
+    policy = { name = "least_loaded" }, -- ready-made; or { file = "mine.lua", params = { ... } }, beside this file
 
     -- Clients with a key; each key stands for a tenant. Without keys nobody is asked.
     -- api_keys = { { key = env("TEAM_A_KEY"), tenant = "team-a" } },

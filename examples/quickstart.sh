@@ -108,7 +108,7 @@ chat() { # WHO QUESTION
 }
 printf '   %-10s %-26s %-8s %-12s\n' assistant question worker reason
 for question in "What is a moon?" "How far is it?" "Who went there?"; do
-    for who in gardener teacher pilot; do
+    for who in gardener sailor cook; do
         chat "$who" "$question"
     done
 done

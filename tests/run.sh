@@ -25,9 +25,8 @@ done
 export PL_LONG
 
 passed=0 failed=0
-logs=$(mktemp -d) || exit 2
-trap 'rm -rf "$logs"' EXIT
-trap 'exit 130' INT TERM
+logs=build-logs # kept: the whole output of the last run of each kind
+mkdir -p "$logs" || exit 2
 
 headline() { say "== $*"; }
 count() { # PASSED FAILED
@@ -121,23 +120,25 @@ else
 fi
 
 # --- flow tests: the router, engines and real clients -----------------------------------------------
-flow() { # FILE...
-    timeout -k 10 "$flow_seconds" node --test --test-reporter=tap "$@" >"$logs/flow" 2>&1
+flow() { # LOG FILE...
+    log=$logs/$1
+    shift
+    timeout -k 10 "$flow_seconds" node --test --test-reporter=tap "$@" >"$log" 2>&1
     status=$?
-    good=$(sed -n 's/^# pass \([0-9]*\)$/\1/p' "$logs/flow")
-    bad=$(awk '/^# (fail|cancelled) [0-9]+$/ { n += $3 } END { print n + 0 }' "$logs/flow")
+    good=$(sed -n 's/^# pass \([0-9]*\)$/\1/p' "$log")
+    bad=$(awk '/^# (fail|cancelled) [0-9]+$/ { n += $3 } END { print n + 0 }' "$log")
     good=${good:-0}
     if [ "$status" -ne 0 ] && [ "$bad" = 0 ]; then
         bad=1
         [ "$status" != 124 ] || say "FAILED: flow tests did not end within $flow_seconds s"
     fi
-    [ "$bad" = 0 ] || awk '/^ *not ok /{ show = 45 } show-- > 0' "$logs/flow" >&2
+    [ "$bad" = 0 ] || awk '/^ *not ok /{ show = 45 } show-- > 0' "$log" >&2
     count "$good" "$bad"
 }
 flow_seconds=480
 [ "$PL_LONG" = 0 ] || flow_seconds=14400
 headline "flow tests (ASan, UBSan)"
-PERILUNE="$PWD/build-asan/perilune" flow tests/flow/*.test.mjs
+PERILUNE="$PWD/build-asan/perilune" flow flow tests/flow/*.test.mjs
 
 # --- several loops under TSan -----------------------------------------------------------------------
 if [ "$quick" = 0 ]; then
@@ -145,7 +146,7 @@ if [ "$quick" = 0 ]; then
     headline "unit tests of what threads share (TSan)"
     unit build-tsan -R 'mailbox|queue|fleet|engine|breaker|ledger|log|hist|shared|decide|vm|reload|metrics'
     headline "load over several loops (TSan)"
-    PERILUNE="$PWD/build-tsan/perilune" flow tests/flow/load.test.mjs
+    PERILUNE="$PWD/build-tsan/perilune" flow flow-tsan tests/flow/load.test.mjs
 fi
 
 # --- fuzzing, briefly ------------------------------------------------------------------------------

@@ -23,12 +23,15 @@ void pl_admin_json(pl_exchange *x, int status, json_t *body)
     static const pl_header type = {PL_STR_INIT("content-type"), PL_STR_INIT("application/json")};
     char *text = body ? json_dumps(body, JSON_INDENT(2) | JSON_PRESERVE_ORDER) : NULL;
     json_decref(body);
-    if (text)
-        pl_exchange_respond(x, status, &type, 1, pl_str_c(text));
-    else
+    if (text) {
+        size_t n = strlen(text);
+        text[n] = '\n'; /* in place of the NUL: terminals want a line's end */
+        pl_exchange_respond(x, status, &type, 1, (pl_str){text, n + 1});
+    } else {
         pl_exchange_respond(x, 503, &type, 1,
                             PL_STR("{\"error\":{\"code\":\"no_memory\","
                                    "\"message\":\"out of memory\"}}"));
+    }
     free(text);
 }
 

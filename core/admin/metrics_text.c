@@ -115,7 +115,7 @@ void pl_text_hist(pl_text *t, const pl_hist *h, pl_hist_range range, const char 
         if (i < first || i > last || (i - first) % step != 0)
             continue;
         char le[32];
-        snprintf(le, sizeof le, "%.9g", (double)pl_hist_bound_ns(i) / 1e9);
+        snprintf(le, sizeof le, "%.12g", (double)pl_hist_bound_ns(i) / 1e9);
         hist_line(t, "_bucket", label, value, le, (double)seen);
     }
     /* the count is that of the buckets: `total` of a live histogram may be ahead of them */

@@ -97,7 +97,10 @@ static uint64_t backoff_ns(const pl_breaker_options *o, uint32_t trips)
  * "open" sees its deadline or a later one. */
 static void trip(pl_engine *e, const pl_breaker_options *o, uint64_t now_ns, int from)
 {
-    uint64_t until = now_ns + backoff_ns(o, atomic_load(&e->trips));
+    uint32_t trips = atomic_load(&e->trips);
+    if (atomic_load(&e->breaker) != from)
+        return; /* another failure took this step; seen after `trips`, which counts steps taken */
+    uint64_t until = now_ns + backoff_ns(o, trips);
     uint64_t old = atomic_load(&e->open_until_ns);
     while (old < until && !atomic_compare_exchange_weak(&e->open_until_ns, &old, until))
         ;

@@ -167,7 +167,7 @@ static void set_rid(pl_request *rq, pl_edits *edits)
         !one_generation(rq))
         return;
     if (given->type == PL_JSON_STRING) {
-        rq->rid = pl_member_string(&rq->x->arena, given);
+        rq->rid = pl_intake_kept_string(rq, PL_MEMBER_RID); /* an abort comes after the body */
         return;
     }
     if (given->type != PL_JSON_ABSENT)
@@ -207,7 +207,10 @@ void pl_forward_abort(pl_request *rq)
 
 static void on_call_head(pl_call *c, const pl_head *head)
 {
-    pl_relay_head(c->user, head);
+    pl_request *rq = c->user;
+    atomic_fetch_add_explicit(c->reused ? &rq->engine->reuses : &rq->engine->connects, 1,
+                              memory_order_relaxed);
+    pl_relay_head(rq, head);
 }
 
 static void on_call_body(pl_call *c, const pl_str *slices, int n)

@@ -123,11 +123,14 @@ static bool valid_id(pl_str id, size_t max)
 
 static pl_str make_id(pl_request *rq)
 {
-    char *p = pl_arena_alloc(&rq->x->arena, 33);
+    char *p = pl_arena_alloc(&rq->x->arena, 32);
     if (!p)
         return PL_STR("-");
-    snprintf(p, 33, "%016llx%016llx", (unsigned long long)pl_rng_next(&rq->loop->rng),
-             (unsigned long long)pl_rng_next(&rq->loop->rng));
+    for (int half = 0; half < 2; half++) {
+        uint64_t bits = pl_rng_next(&rq->loop->rng);
+        for (int i = 0; i < 16; i++, bits >>= 4)
+            p[half * 16 + i] = "0123456789abcdef"[bits & 15];
+    }
     return (pl_str){p, 32};
 }
 
@@ -286,6 +289,13 @@ static void ask_for_usage(pl_request *rq)
     rq->swallow_usage = rc == 0;
 }
 
+pl_str pl_intake_kept_string(pl_request *rq, pl_member_id id)
+{
+    const pl_member *m = &rq->scan->members[id];
+    pl_str s = pl_member_string(&rq->x->arena, m);
+    return s.p && !m->escaped ? pl_arena_str(&rq->x->arena, s) : s;
+}
+
 int pl_intake_body(pl_request *rq)
 {
     pl_loop *l = rq->loop;
@@ -328,7 +338,7 @@ int pl_intake_body(pl_request *rq)
 
     pl_str tenant;
     authorize(l, x, &tenant);
-    pl_str session = pl_member_string(&x->arena, &rq->scan->members[PL_MEMBER_SESSION_ID]);
+    pl_str session = pl_intake_kept_string(rq, PL_MEMBER_SESSION_ID);
     if (!session.p)
         session = pl_head_find(&x->head, PL_STR("x-session-id"));
     req->has_session = session.p != NULL;
@@ -352,9 +362,11 @@ pl_str pl_intake_find_header(void *ctx, pl_str name)
 {
     const pl_request *rq = ctx;
     /* credentials are none of a policy's business: what it logs would show them */
-    if (pl_str_eq(name, PL_STR("authorization")) || pl_str_eq(name, PL_STR("x-api-key")) ||
-        pl_str_eq(name, PL_STR("cookie")) || pl_str_eq(name, PL_STR("proxy-authorization")))
-        return (pl_str){NULL, 0};
+    static const pl_str secret[] = {PL_STR_INIT("authorization"), PL_STR_INIT("x-api-key"),
+                                    PL_STR_INIT("cookie"), PL_STR_INIT("proxy-authorization")};
+    for (size_t i = 0; i < sizeof secret / sizeof *secret; i++)
+        if (pl_str_ieq(name, secret[i]))
+            return (pl_str){NULL, 0};
     return pl_head_find(&rq->x->head, name);
 }
 

@@ -165,7 +165,7 @@ static void on_wake(pl_waiter *w)
 static void answer_wait_over(pl_request *rq)
 {
     pl_count(&rq->loop->metrics.queue_timeouts, 1);
-    pl_relay_error(rq, 503, "queue_timeout", 1,
+    pl_relay_error(rq, pl_api_overload_status(rq->x->head.path), "queue_timeout", 1,
                    "no engine had capacity for model '%.*s' within %.1f seconds",
                    PL_FMT(rq->ask.model->id), rq->ask.req.waited_seconds);
 }
@@ -220,7 +220,7 @@ static bool wait_for_capacity(pl_request *rq, double seconds, bool all_busy)
     rq->waiter.cancelled = false;
     if (pl_queue_put(l->router->queue, &rq->waiter) != 0) {
         pl_count(&l->metrics.queue_full, 1);
-        pl_relay_error(rq, 503, "queue_full", 1,
+        pl_relay_error(rq, pl_api_overload_status(rq->x->head.path), "queue_full", 1,
                        "every engine is at its limit and %u requests wait already",
                        l->router->config.queue_max);
         return true;
@@ -295,6 +295,8 @@ static int decide_once(pl_request *rq)
         pl_hist_observe(&l->metrics.decision, pl_now_ns() - from);
         pl_count(&l->metrics.decisions, 1);
     }
+    if (l->router->config.response_headers)
+        rq->policy = pl_arena_str(&rq->x->arena, pl_str_c(pl_decider_policy_name(l->decider)));
     switch (d->kind) {
     case PL_ASK_SHED:
         pl_count(&l->metrics.shed, 1);

@@ -38,7 +38,8 @@ static int own_headers(const pl_request *rq, pl_header *h)
         h[n++] = (pl_header){PL_STR("x-perilune-reason"), pl_str_c(rq->decision.reason)};
     }
     h[n++] = (pl_header){PL_STR("x-perilune-policy"),
-                         pl_str_c(pl_decider_policy_name(rq->loop->decider))};
+                         rq->policy.p ? rq->policy
+                                      : pl_str_c(pl_decider_policy_name(rq->loop->decider))};
     return n;
 }
 
@@ -263,6 +264,16 @@ static void copy_answer(pl_request *rq, const pl_str *slices, int n)
             rq->want_usage = false;
 }
 
+/* Only the last bytes of a read say where the stream stands. */
+static void feed_tail(pl_request *rq, const pl_str *slices, int n)
+{
+    int from = n;
+    for (size_t bytes = 0; from > 0 && bytes < sizeof rq->tail.last; from--)
+        bytes += slices[from - 1].n;
+    for (; from < n; from++)
+        pl_sse_tail_feed(&rq->tail, slices[from]);
+}
+
 void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
 {
     pl_loop *l = rq->loop;
@@ -293,8 +304,7 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
         copy_answer(rq, slices, n);
     }
     if (rq->sse)
-        for (int i = 0; i < n; i++)
-            pl_sse_tail_feed(&rq->tail, slices[i]);
+        feed_tail(rq, slices, n);
     pause_when(rq, pl_exchange_write(rq->x, slices, n));
 }
 

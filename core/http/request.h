@@ -37,6 +37,7 @@ struct pl_request {
     pl_edits edits; /* of the body, for every try; what a try adds is on top of a copy */
     pl_ask ask;
     pl_decision decision;
+    pl_str policy; /* who made it, in the exchange's arena: a reload may replace it meanwhile */
 
     /* waiting */
     pl_waiter waiter;
@@ -75,6 +76,9 @@ bool pl_intake_head(pl_loop *l, pl_exchange *x);
 int pl_intake_body(pl_request *rq);
 /* Sets the output limit in the body (SHRINK); 0 when it was lowered. */
 int pl_intake_shrink(pl_request *rq, double max_tokens);
+/* The string value of a member for use after the body was given back; {NULL,0} when there is none.
+ */
+pl_str pl_intake_kept_string(pl_request *rq, pl_member_id id);
 pl_str pl_intake_find_header(void *ctx, pl_str name);
 pl_str pl_intake_find_member(void *ctx, pl_str name);
 

@@ -1,6 +1,6 @@
 /* The request body: one pass over JSON bytes that validates them, finds the top-level members that
- * matter and builds no tree; and splicing edits into the original bytes. Keys are compared after
- * unescaping. Pure functions. */
+ * matter and builds no tree (scan.c, on json.h's walk); and splicing edits into the original bytes
+ * (edits.c). Keys are compared after unescaping. Pure functions. */
 #ifndef PL_SCAN_H
 #define PL_SCAN_H
 
@@ -44,6 +44,8 @@ typedef enum pl_member_id {
         PL_MEMBER_COUNT
 } pl_member_id;
 
+extern const pl_str pl_member_names[PL_MEMBER_COUNT];
+
 typedef enum pl_json_type {
     PL_JSON_ABSENT,
     PL_JSON_NULL,
@@ -57,10 +59,12 @@ typedef enum pl_json_type {
 
 typedef struct pl_member {
     pl_json_type type;
-    size_t key_at;     /* offset of the key's opening quote */
-    pl_str raw;        /* the value's bytes in the body, quotes included */
-    uint32_t elements; /* arrays: top-level elements */
-    bool escaped;      /* strings: contains a backslash */
+    size_t key_at;           /* offset of the key's opening quote */
+    pl_str raw;              /* the value's bytes in the body, quotes included */
+    uint32_t elements;       /* arrays: top-level elements */
+    bool escaped;            /* strings: contains a backslash */
+    uint32_t attachments;    /* "data:" URLs (images, audio) of 256 bytes and more in the value */
+    size_t attachment_bytes; /* of raw, what those take */
 } pl_member;
 
 typedef struct pl_scan {
@@ -68,13 +72,15 @@ typedef struct pl_scan {
     size_t open_at;     /* offset of the object's '{' */
     size_t close_at;    /* offset of its '}' */
     uint32_t members_n; /* all top-level members */
-    size_t error_at;    /* when failed: offset of the first byte that is wrong */
+    size_t error_at;    /* when failed: offset of the first byte that is wrong, see below */
     const char *error;  /* when failed: static text */
 } pl_scan;
 
-/* Validates `body` as one JSON object (RFC 8259: strict; nesting at most max_depth; UTF-8 checked
- * in the members of the map and in keys). 0, or PL_ESYNTAX / PL_ELIMIT with error_at and error set.
- */
+/* Validates `body` as one JSON object (RFC 8259: strict; nesting at most max_depth, the object
+ * itself being 1, and never above 1024; UTF-8 checked in the members of the map and in all keys).
+ * 0, or PL_ESYNTAX / PL_ELIMIT with error and error_at set. error_at is the first byte that no
+ * valid body could have there: the body's length when it is only cut short, the second key for a
+ * duplicate, the bracket that is too deep. */
 int pl_scan_body(pl_str body, unsigned max_depth, pl_scan *out);
 
 /* The string value of a member, unescaped: the raw bytes when there is nothing to unescape, else a
@@ -85,47 +91,57 @@ pl_str pl_member_string(pl_arena *a, const pl_member *m);
  * none. */
 pl_member pl_scan_find(pl_str body, const pl_scan *s, pl_str name);
 
-/* A member of an object value (raw as in pl_member.raw, already validated). type ABSENT when there
- * is none. */
+/* A member of an object value (raw as in pl_member.raw; key_at counts from its start). The first of
+ * that name; type ABSENT when there is none, or `object` is no object, or invalid before it. */
 pl_member pl_object_find(pl_str object, pl_str name);
 
-/* Numbers: 0 and *out, PL_ENOTFOUND when absent or null, PL_EINVALID when not a number. */
+/* Numbers: 0 and *out, PL_ENOTFOUND when absent or null, PL_EINVALID when not a number that a
+ * double holds (or written with more than 63 characters). */
 int pl_member_number(const pl_member *m, double *out);
 
-/* Estimated prompt tokens: token-id arrays are counted, text is bytes / 4 over messages, system,
- * tools, prompt, input, instructions, text, query, documents. At least 1. */
+/* Estimated prompt tokens: token ids are counted (input_ids, prompt, input; lists of lists are
+ * added up), text is bytes / 4 of the raw value over messages, system, tools, prompt, input,
+ * instructions, text, query, documents; an attachment counts PL_ATTACHMENT_TOKENS whatever its
+ * size. At least 1.
+ */
+#define PL_ATTACHMENT_TOKENS 1024
 double pl_scan_prompt_tokens(const pl_scan *s);
 
-/* One edit of the body. REPLACE: bytes [at, at + remove) become `insert`. REMOVE: a member, its
- * comma is found when the slices are made. APPEND: a member before the closing brace, likewise.
- * Kept in order of `at`; they never overlap. */
+/* One edit of the body: bytes [at, at + remove) are replaced by `insert`. Edits are kept in order
+ * of `at` and must not overlap; inserts at one place keep the order in which they were added. */
 typedef struct pl_edit {
-    enum { PL_EDIT_REPLACE, PL_EDIT_REMOVE, PL_EDIT_APPEND } kind;
     size_t at, remove;
     pl_str insert;
+    enum { PL_EDIT_BYTES, PL_EDIT_REMOVE, PL_EDIT_APPEND } kind;
+    pl_member_id id; /* REMOVE and APPEND */
 } pl_edit;
 
 #define PL_EDITS_MAX    8
-#define PL_EDITS_SLICES (3 * PL_EDITS_MAX + 1)
+#define PL_EDITS_SLICES (2 * PL_EDITS_MAX + 1)
 
+/* Zero-initialise. The commas around removed and appended members are settled by pl_edits_slices,
+ * when all edits are known. */
 typedef struct pl_edits {
     pl_edit v[PL_EDITS_MAX];
     int n;
 } pl_edits;
 
-/* 0, PL_ELIMIT when full, PL_EINVALID on overlap. `insert` must outlive the edits. */
+/* For places inside a member's value. 0, PL_ELIMIT when full, PL_EINVALID on overlap. `insert` must
+ * outlive the edits. */
 int pl_edits_add(pl_edits *e, size_t at, size_t remove, pl_str insert);
 
-/* Sets a top-level member to raw JSON: replaces its value when present, else appends it before the
- * closing brace. `name` must need no escaping. */
+/* Sets a top-level member to raw JSON: replaces its value when present (raw_json must then outlive
+ * the edits), else appends it before the closing brace. PL_EINVALID when this member was edited
+ * before. */
 int pl_edits_set(pl_edits *e, pl_arena *a, pl_str body, const pl_scan *s, pl_member_id id,
                  pl_str raw_json);
 
-/* Removes a top-level member together with one comma. */
+/* Removes a top-level member together with one comma. PL_ENOTFOUND when it is absent. */
 int pl_edits_remove(pl_edits *e, pl_str body, const pl_scan *s, pl_member_id id);
 
-/* The edited body as at most PL_EDITS_SLICES slices of the original and the inserts; returns their
- * number and the total length. */
-int pl_edits_slices(const pl_edits *e, pl_str body, pl_str slices[PL_EDITS_SLICES], size_t *total);
+/* The edited body as at most 2 * PL_EDITS_MAX + 1 slices of the original and the inserts; returns
+ * their number and the total length. */
+int pl_edits_slices(const pl_edits *e, pl_str body, pl_str slices[2 * PL_EDITS_MAX + 1],
+                    size_t *total);
 
 #endif

@@ -44,6 +44,7 @@ static void all_busy(pl_decider *d, pl_ask *ask, pl_decision *out)
         queue(d, ask, out, arg);
     else
         shed(out, arg);
+    out->all_busy = out->kind == PL_ASK_QUEUE;
 }
 
 /* Uses a judged answer. False when the policy chose nobody. */

@@ -71,8 +71,8 @@ int pl_vm_load_internal(lua_State *L)
 /* Modules of the prelude that are no business of policies. */
 static bool is_internal(const char *name)
 {
-    static const char *const names[] = {"boot",     "records", "helpers",   "sandbox",
-                                        "contract", "harness", "jitreport", NULL};
+    static const char *const names[] = {"boot",    "records",   "helpers", "sandbox", "contract",
+                                        "harness", "jitreport", "config",  NULL};
     for (const char *const *n = names; *n; n++)
         if (strcmp(*n, name) == 0)
             return true;

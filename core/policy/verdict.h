@@ -10,12 +10,12 @@ typedef struct pl_limits {
 } pl_limits;
 
 typedef struct pl_judged {
-    int action;                   /* PL_ADMIT, PL_QUEUE, PL_SHED */
-    double arg;                   /* QUEUE: seconds; SHED: retry-after seconds */
-    double shrink_max_tokens;     /* -1: not asked */
-    int index;                    /* of the worker; -1: the policy chose none */
-    int hook;                     /* that chose it */
-    int clamped[PL_HOOK_COUNT];   /* corrections made, by hook */
+    int action;                 /* PL_ADMIT, PL_QUEUE, PL_SHED */
+    double arg;                 /* QUEUE: seconds; SHED: retry-after seconds */
+    double shrink_max_tokens;   /* -1: not asked */
+    int index;                  /* of the worker; -1: the policy chose none */
+    int hook;                   /* that chose it */
+    int clamped[PL_HOOK_COUNT]; /* corrections made, by hook */
     char reason[PL_REASON_MAX + 1];
 } pl_judged;
 

@@ -51,8 +51,8 @@ int pl_vm_failed(pl_vm *vm, int lua_status, const char *stage, pl_vm_error *err)
     snprintf(err->file, sizeof err->file, "%s", pl_source_main(vm->src)->chunk + 1);
     if (lua_status == LUA_ERRMEM) {
         vm->broken = true;
-        snprintf(err->message, sizeof err->message, "the memory cap of %zu MiB was reached",
-                 vm->options.memory_bytes >> 20);
+        snprintf(err->message, sizeof err->message, "the memory cap of %.4g MiB was reached",
+                 (double)vm->options.memory_bytes / (1 << 20));
     } else {
         split_place(vm, text, err);
     }
@@ -90,17 +90,33 @@ static int on_panic(lua_State *L)
 
 /* --- building --- */
 
-/* The two functions below run protected, as lua_CFunctions that get the VM as a light userdata; on
- * success they leave what they answer on the stack. */
+static int run_body(lua_State *L)
+{
+    return pl_vm_of(L)->body(L);
+}
 
+int pl_vm_protected(pl_vm *vm, lua_CFunction body, void *argument, int nresults, const char *stage,
+                    pl_vm_error *err)
+{
+    vm->body = body;
+    vm->body_argument = argument;
+    vm->stage = stage;
+    lua_pushvalue(vm->L, PL_SLOT_RUN);
+    int status = lua_pcall(vm->L, 0, nresults, PL_SLOT_EXPLAIN);
+    return status == 0 ? 0 : pl_vm_failed(vm, status, vm->stage, err);
+}
+
+/* Protected: opens the libraries, runs boot.lua, leaves its answers in the registry. */
 static int build(lua_State *L)
 {
-    // stack: vm
-    pl_vm *vm = lua_touserdata(L, 1);
+    pl_vm *vm = pl_vm_of(L);
+    lua_settop(L, 0);
     luaL_openlibs(L);
     const pl_embedded *abi = pl_embedded_find("policy_abi");
     if (!abi)
         return luaL_error(L, "policy_abi is not compiled in");
+    lua_pushcfunction(L, run_body);
+    lua_rawseti(L, LUA_REGISTRYINDEX, PL_REGISTRY_RUN);
     lua_pushcfunction(L, pl_vm_load_internal);
     lua_pushliteral(L, "boot");
     lua_call(L, 1, 1);
@@ -110,33 +126,35 @@ static int build(lua_State *L)
     lua_pushcfunction(L, pl_vm_load_beside);
     lua_pushstring(L, pl_source_label(vm->src));
     lua_call(L, 5, 1);
-    // stack: vm, boot
-    lua_getfield(L, -1, "explain");
-    lua_insert(L, -2);
-    return 2;
+    // stack: boot
+    lua_getfield(L, 1, "explain");
+    lua_rawseti(L, LUA_REGISTRYINDEX, PL_REGISTRY_EXPLAIN);
+    lua_rawseti(L, LUA_REGISTRYINDEX, PL_REGISTRY_BOOT);
+    return 0;
 }
 
+/* Protected: the main chunk, and what it returned. */
 static int load_policy(lua_State *L)
 {
-    // stack: vm, boot
-    pl_vm *vm = lua_touserdata(L, 1);
+    pl_vm *vm = pl_vm_of(L);
     const pl_source_file *main_file = pl_source_main(vm->src);
-    lua_getfield(L, 2, "run");
+    lua_rawgeti(L, LUA_REGISTRYINDEX, PL_REGISTRY_BOOT);
+    lua_getfield(L, 1, "run");
     vm->stage = "parse";
     pl_vm_load_text(L, main_file->bytes, main_file->n, main_file->chunk);
     vm->stage = "run";
     lua_call(L, 1, 1);
     vm->stage = "check";
-    lua_getfield(L, 2, "check");
+    lua_getfield(L, 1, "check");
     lua_insert(L, -2);
     pl_json_push(L, pl_source_params(vm->src));
     lua_call(L, 2, 4);
-    // stack: vm, boot, name, hooks, temperature, lines
-    snprintf(vm->name, sizeof vm->name, "%s", lua_tostring(L, -4));
-    vm->hooks = (uint32_t)lua_tonumber(L, -3);
-    vm->temperature = lua_tonumber(L, -2);
+    // stack: boot, name, hooks, temperature, lines
+    snprintf(vm->name, sizeof vm->name, "%s", lua_tostring(L, 2));
+    vm->hooks = (uint32_t)lua_tonumber(L, 3);
+    vm->temperature = lua_tonumber(L, 4);
     for (int i = 0; i < PL_HOOK_COUNT; i++) {
-        lua_rawgeti(L, -1, i);
+        lua_rawgeti(L, 5, i);
         vm->hook_lines[i] = (int)lua_tonumber(L, -1);
         lua_pop(L, 1);
     }
@@ -174,13 +192,11 @@ static int start_state(pl_vm *vm, pl_vm_error *err)
     if (!L)
         return failed_early(err, "read", "cannot make a Lua state: out of memory");
     lua_atpanic(L, on_panic);
-    /* nothing allocates before the first protected call: both pushes stay within the initial stack
-     */
-    lua_pushcfunction(L, build);
-    lua_pushlightuserdata(L, vm);
-    int rc = lua_pcall(L, 1, 2, 0);
-    if (rc != 0)
-        return pl_vm_failed(vm, rc, "read", err);
+    int status = lua_cpcall(L, build, NULL);
+    if (status != 0)
+        return pl_vm_failed(vm, status, "read", err);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, PL_REGISTRY_EXPLAIN);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, PL_REGISTRY_RUN);
     luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
     return 0;
 }
@@ -201,16 +217,9 @@ int pl_vm_new(pl_policy_source *src, const pl_vm_options *o, pl_vm **out, pl_vm_
     vm->src = pl_policy_source_ref(src);
     int rc = start_state(vm, err);
     if (rc == 0) {
-        lua_State *L = vm->L;
-        lua_pushcfunction(L, load_policy);
-        lua_pushlightuserdata(L, vm);
-        lua_pushvalue(L, PL_SLOT_BOOT);
-        vm->stage = "run";
         pl_vm_budget_begin(vm, LOAD_INSTRUCTIONS);
-        int status = lua_pcall(L, 2, 0, PL_SLOT_EXPLAIN);
+        rc = pl_vm_protected(vm, load_policy, NULL, 0, "run", err);
         pl_vm_budget_end(vm);
-        if (status != 0)
-            rc = pl_vm_failed(vm, status, vm->stage, err);
     }
     if (rc < 0) {
         pl_vm_free(vm);
@@ -221,46 +230,36 @@ int pl_vm_new(pl_policy_source *src, const pl_vm_options *o, pl_vm **out, pl_vm_
     return 0;
 }
 
-typedef struct init_call {
-    pl_vm *vm;
-    const json_t *carry;
-} init_call;
-
+/* Protected: init, then the harness; answers the four functions that C calls often. */
 static int run_init(lua_State *L)
 {
-    // stack: call, boot
-    init_call *c = lua_touserdata(L, 1);
-    lua_getfield(L, 2, "init");
-    pl_json_push(L, c->carry);
-    lua_pushnumber(L, c->vm->options.loop);
-    lua_pushnumber(L, c->vm->options.loops);
+    pl_vm *vm = pl_vm_of(L);
+    lua_rawgeti(L, LUA_REGISTRYINDEX, PL_REGISTRY_BOOT);
+    lua_getfield(L, 1, "init");
+    pl_json_push(L, vm->body_argument);
+    lua_pushnumber(L, vm->options.loop);
+    lua_pushnumber(L, vm->options.loops);
     /* as much of the seed as a number holds exactly */
-    lua_pushnumber(L, (double)(c->vm->options.seed >> 11));
+    lua_pushnumber(L, (double)(vm->options.seed >> 11));
     lua_call(L, 4, 5);
-    return 5;
+    // stack: boot, decide, degrade, done, tick, save
+    lua_rawseti(L, LUA_REGISTRYINDEX, PL_REGISTRY_SAVE);
+    lua_gc(L, LUA_GCCOLLECT, 0);
+    lua_gc(L, LUA_GCSTOP, 0);
+    return 4;
 }
 
 int pl_vm_init(pl_vm *vm, const json_t *carry, pl_vm_error *err)
 {
-    lua_State *L = vm->L;
-    init_call c = {vm, carry};
-    lua_settop(L, PL_SLOT_BOOT);
-    lua_pushcfunction(L, run_init);
-    lua_pushlightuserdata(L, &c);
-    lua_pushvalue(L, PL_SLOT_BOOT);
+    lua_settop(vm->L, PL_SLOT_RUN);
     vm->rng = vm->own_rng;
     pl_vm_budget_begin(vm, LOAD_INSTRUCTIONS);
-    int status = lua_pcall(L, 2, 5, PL_SLOT_EXPLAIN);
+    int rc = pl_vm_protected(vm, run_init, (void *)(uintptr_t)carry, 4, "init", err);
     pl_vm_budget_end(vm);
     vm->own_rng = vm->rng;
-    if (status != 0)
-        return pl_vm_failed(vm, status, "init", err);
-    // stack: explain, boot, decide, degrade, done, tick, save
-    if (!lua_checkstack(L, LUA_MINSTACK))
-        return failed_early(err, "init", "out of memory");
-    luaJIT_setmode(L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
-    lua_gc(L, LUA_GCCOLLECT, 0);
-    lua_gc(L, LUA_GCSTOP, 0);
+    if (rc < 0)
+        return rc;
+    luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
     vm->gc_base = pl_vm_arena_used(vm->arena);
     return 0;
 }
@@ -335,39 +334,29 @@ void pl_vm_set_dry(pl_vm *vm, bool dry)
 
 /* --- garbage --- */
 
-typedef struct gc_call {
-    pl_vm *vm;
-    uint64_t ns; /* how long it may take; UINT64_MAX: to the end of the cycle */
-} gc_call;
-
 static int gc_slice(lua_State *L)
 {
-    // stack: call
-    gc_call *c = lua_touserdata(L, 1);
-    uint64_t from = pl_now_ns();
+    pl_vm *vm = pl_vm_of(L);
+    uint64_t most_ns = *(const uint64_t *)vm->body_argument, from = pl_now_ns();
     do {
         if (lua_gc(L, LUA_GCSTEP, 0)) {
-            c->vm->gc_running = false;
-            c->vm->gc_base = pl_vm_arena_used(c->vm->arena);
+            vm->gc_running = false;
+            vm->gc_base = pl_vm_arena_used(vm->arena);
             break;
         }
-    } while (pl_now_ns() - from < c->ns);
+    } while (pl_now_ns() - from < most_ns);
     lua_gc(L, LUA_GCSTOP, 0); /* a step starts the collector again */
     return 0;
 }
 
-/* Protected, in case a collection needs memory at the cap. */
-static void collect_some(pl_vm *vm, uint64_t ns)
+/* At most about most_ns; UINT64_MAX: to the end of the cycle. Protected, in case a collection needs
+ * memory at the cap. */
+static void collect_some(pl_vm *vm, uint64_t most_ns)
 {
-    lua_State *L = vm->L;
-    gc_call c = {vm, ns};
+    pl_vm_error err;
     vm->gc_running = true;
-    lua_pushcfunction(L, gc_slice);
-    lua_pushlightuserdata(L, &c);
-    if (lua_pcall(L, 1, 0, 0) != 0) {
+    if (pl_vm_protected(vm, gc_slice, &most_ns, 0, "gc", &err) < 0)
         vm->broken = true;
-        lua_pop(L, 1);
-    }
 }
 
 /* There was no idle moment for long: garbage has grown while requests came in. */
@@ -462,50 +451,41 @@ int pl_vm_tick(pl_vm *vm, double now_seconds, pl_vm_error *err)
     return rc;
 }
 
-typedef struct save_call {
-    json_t *made;
-} save_call;
-
+/* Protected: calls save and reads what it returned into the json_t that the argument points to. */
 static int run_save(lua_State *L)
 {
-    // stack: call, save
-    save_call *c = lua_touserdata(L, 1);
+    json_t **made = pl_vm_of(L)->body_argument;
+    lua_rawgeti(L, LUA_REGISTRYINDEX, PL_REGISTRY_SAVE);
     lua_call(L, 0, 1);
-    if (lua_isnil(L, 2))
+    if (lua_isnil(L, 1))
         return 0;
-    if (!lua_istable(L, 2))
+    if (!lua_istable(L, 1))
         return luaL_error(L, "save must return a table of plain data, not a %s",
-                          luaL_typename(L, 2));
-    pl_json_read(L, 2, "save", CARRY_BYTES, &c->made);
+                          luaL_typename(L, 1));
+    pl_json_read(L, 1, "save", CARRY_BYTES, made);
     return 0;
 }
 
 int pl_vm_save(pl_vm *vm, json_t **out, pl_vm_error *err)
 {
+    json_t *made = NULL;
     *out = NULL;
     if (!(vm->hooks & 1u << PL_HOOK_SAVE))
         return 0;
     if (vm->broken)
         return failed_early(err, "save", "this VM is to be rebuilt");
-    lua_State *L = vm->L;
-    save_call c = {NULL};
     unbind(vm);
-    lua_pushcfunction(L, run_save);
-    lua_pushlightuserdata(L, &c);
-    lua_pushvalue(L, PL_SLOT_SAVE);
-    int status = lua_pcall(L, 2, 0, PL_SLOT_EXPLAIN);
+    vm->records.verdict->hook = PL_HOOK_SAVE;
+    int rc = pl_vm_protected(vm, run_save, &made, 0, "save", err);
     vm->own_rng = vm->rng;
-    if (status != 0) {
-        json_decref(c.made);
-        return pl_vm_failed(vm, status, "save", err);
-    }
-    char *text = c.made ? json_dumps(c.made, JSON_COMPACT) : NULL;
-    size_t n = text ? strlen(text) : 0;
+    char *text = rc == 0 && made ? json_dumps(made, JSON_COMPACT) : NULL;
+    if (text && strlen(text) > CARRY_BYTES)
+        rc = pl_vm_hook_error(vm, PL_HOOK_SAVE, err, "save returned more than 64 KiB");
     free(text);
-    if (n > CARRY_BYTES) {
-        json_decref(c.made);
-        return failed_early(err, "save", "save returned more than 64 KiB");
+    if (rc < 0) {
+        json_decref(made);
+        return rc;
     }
-    *out = c.made;
+    *out = made;
     return 0;
 }

@@ -113,41 +113,64 @@ static int32_t pick_softmax(void *p, double temperature)
     return pl_vm_pick(p, temperature, false);
 }
 
-/* Lowest cost, whether one is NaN. Four lanes, so that the comparisons do not wait for each other.
- */
+/* Two costs at a time, four pairs in flight: the compiler's vector extension, on every target. */
+typedef double pair __attribute__((vector_size(16), aligned(8)));
+typedef int64_t mask __attribute__((vector_size(16)));
+
+static pair lower(pair a, pair b)
+{
+    mask m = a < b;
+    return (pair)((m & (mask)a) | (~m & (mask)b));
+}
+
+/* Lowest cost, and whether one is NaN. */
 static double lowest(const double *cost, int n, bool *nan)
 {
-    double m[4] = {INFINITY, INFINITY, INFINITY, INFINITY};
-    int bad = 0, i = 0;
-    for (; i + 4 <= n; i += 4) {
+    pair m[4];
+    mask bad = {0, 0};
+    int i = 0;
+    for (int k = 0; k < 4; k++)
+        m[k] = (pair){INFINITY, INFINITY};
+    for (; i + 8 <= n; i += 8) {
         for (int k = 0; k < 4; k++) {
-            double c = cost[i + k];
+            pair c = *(const pair *)(cost + i + 2 * k);
             bad |= c != c;
-            m[k] = c < m[k] ? c : m[k];
+            m[k] = lower(c, m[k]);
         }
     }
+    pair two = lower(lower(m[0], m[1]), lower(m[2], m[3]));
+    double least = two[0] < two[1] ? two[0] : two[1];
+    bool odd = bad[0] || bad[1];
     for (; i < n; i++) {
-        bad |= cost[i] != cost[i];
-        m[0] = cost[i] < m[0] ? cost[i] : m[0];
+        odd |= cost[i] != cost[i];
+        least = cost[i] < least ? cost[i] : least;
     }
-    *nan = bad;
-    return fmin(fmin(m[0], m[1]), fmin(m[2], m[3]));
+    *nan = odd;
+    return least;
+}
+
+static int count_equal(const double *cost, int n, double least)
+{
+    pair want = {least, least};
+    mask hits = {0, 0};
+    int i = 0;
+    for (; i + 2 <= n; i += 2)
+        hits -= *(const pair *)(cost + i) == want; /* true is -1 */
+    return (int)(hits[0] + hits[1]) + (i < n && cost[i] == least);
 }
 
 static int pick_tied(pl_vm *vm, const double *cost, int n, double least)
 {
-    int ties = 0, first = -1;
-    for (int i = 0; i < n; i++)
-        ties += cost[i] == least;
+    int ties = count_equal(cost, n, least), last = -1;
     uint32_t left = ties > 1 ? pl_rng_below(&vm->rng, (uint32_t)ties) : 0;
     for (int i = 0; i < n; i++) {
         if (cost[i] != least)
             continue;
-        first = i;
+        last = i;
         if (left-- == 0)
             break;
     }
-    return first;
+    return last;
 }
 
 /* exp(-x / temperature), with x the cost scaled so that the lowest is 0 and the highest finite one

@@ -97,7 +97,7 @@ static size_t path(const reader *r, const step *s, char *out, size_t cap)
     size_t n = path(r, s->up, out, cap);
     if (n >= cap)
         return n;
-    return n + (size_t)(s->name ? snprintf(out + n, cap - n, ".%s", s->name)
+    return n + (size_t)(s->name ? snprintf(out + n, cap - n, "%s%s", n ? "." : "", s->name)
                                 : snprintf(out + n, cap - n, "[%.14g]", s->number));
 }
 
@@ -105,7 +105,7 @@ static void refuse(const reader *r, const step *s, const char *why)
 {
     char where[400];
     path(r, s, where, sizeof where);
-    lua_pushfstring(r->L, "%s: %s", where, why);
+    lua_pushfstring(r->L, "%s%s%s", where, where[0] ? ": " : "", why);
     lua_error(r->L);
 }
 

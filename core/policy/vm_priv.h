@@ -15,13 +15,19 @@
  * nothing. Slot 1 is the message handler of every protected call. */
 enum {
     PL_SLOT_EXPLAIN = 1,
-    PL_SLOT_BOOT, /* the table that boot.lua answered */
+    PL_SLOT_RUN, /* calls vm->body: see pl_vm_protected */
     PL_SLOT_DECIDE,
     PL_SLOT_DEGRADE,
     PL_SLOT_DONE,
     PL_SLOT_TICK,
-    PL_SLOT_SAVE,
-    PL_SLOT_TOP = PL_SLOT_SAVE
+};
+
+/* Integer keys of the registry. */
+enum {
+    PL_REGISTRY_BOOT = 1001, /* the table that boot.lua answered */
+    PL_REGISTRY_EXPLAIN,
+    PL_REGISTRY_RUN,
+    PL_REGISTRY_SAVE /* the save hook, nil without one */
 };
 
 /* Slots in which name hashes are remembered; workers beyond are hashed each time. */
@@ -38,20 +44,22 @@ struct pl_vm {
     struct pl_boot boot;
     void *record_memory; /* what records points into */
     pl_request_view view;
-    pl_rng rng;      /* of the call under way: the request's, or own_rng's */
-    pl_rng own_rng;  /* for calls without a request */
+    pl_rng rng;     /* of the call under way: the request's, or own_rng's */
+    pl_rng own_rng; /* for calls without a request */
     uint32_t hooks;
     double temperature;
     char name[65];
     int hook_lines[PL_HOOK_COUNT]; /* first lines of the hooks */
-    const char *stage; /* names the phase in errors while loading */
-    long budget;       /* instructions left while loading */
+    const char *stage;             /* names the phase in errors while loading */
+    long budget;                   /* instructions left while loading */
     bool broken;
-    bool dry;          /* made-up decisions: counters, averages, metrics and log stay untouched */
-    bool gc_running;   /* a collection cycle is under way */
-    size_t gc_base;    /* bytes in use after the last full cycle */
+    bool dry;        /* made-up decisions: counters, averages, metrics and log stay untouched */
+    bool gc_running; /* a collection cycle is under way */
+    size_t gc_base;  /* bytes in use after the last full cycle */
     uint32_t calls;
     unsigned long log_state[2];
+    lua_CFunction body; /* of the protected call under way, with its argument */
+    void *body_argument;
     pl_ring *ring; /* caches of pl.ring and pl.rendezvous; made at first use */
 };
 
@@ -62,6 +70,12 @@ int pl_vm_failed(pl_vm *vm, int lua_status, const char *stage, pl_vm_error *err)
 /* An error that C found in what a hook answered: at the hook's first line. Returns PL_EPOLICY. */
 int pl_vm_hook_error(pl_vm *vm, int hook, pl_vm_error *err, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+
+/* Calls body with an empty stack; it finds the VM with pl_vm_of and its argument in
+ * vm->body_argument. On success its nresults values are on the stack; else err is filled. Pushes
+ * nothing that needs memory outside the protected call, where running out would be a panic. */
+int pl_vm_protected(pl_vm *vm, lua_CFunction body, void *argument, int nresults, const char *stage,
+                    pl_vm_error *err);
 
 /* The VM that L belongs to. */
 pl_vm *pl_vm_of(lua_State *L);

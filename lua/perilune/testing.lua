@@ -462,77 +462,73 @@ local function least_loaded()
   return tie(list)
 end
 
+local function clamp(d, hook) d.clamped[hook] = (d.clamped[hook] or 0) + 1 end
+
+-- Reads the verdict into d. Answers the hook to blame and why, when its answer is none.
+local function judge(policy, d)
+  d.action, d.arg = ACTIONS[verdict.action], verdict.action ~= 0 and verdict.arg or nil
+  if d.action == "QUEUE" or d.action == "SHED" then return nil end
+  if verdict.routed == 1 then
+    local i, n = verdict.index, verdict.reason_len
+    if i % 1 ~= 0 or not (i >= 0 and i < fleet.n) then
+      return "route", ("route answered %s, but an index is one of 0 .. n-1 (here 0 .. %d): "
+        .. "return w.index"):format(i, fleet.n - 1)
+    end
+    if not workers[i].eligible then
+      return "route", ("route answered worker %d, which is not eligible (w.eligible is false, "
+        .. "w.why says why)"):format(i)
+    end
+    d.index, d.by, d.reason = i, "route", "route"
+    local reason = n > 0 and n <= 64 and ffi.string(verdict.reason, n)
+    if reason and reason:match("^[%w_.-]+$") then
+      d.reason = reason
+    elseif n ~= 0 then
+      clamp(d, "route")
+    end
+  elseif verdict.scored == 1 then
+    for k = 0, fleet.n - 1 do d.cost[k] = cost[k] end
+    local i = softmax(policy.temperature)
+    if i == -2 then return "score", "score answered NaN (0/0?) for a worker" end
+    if i >= 0 then
+      d.index, d.by, d.reason = i, "score", "score"
+    else
+      clamp(d, "score") -- it refused everyone
+    end
+  end
+end
+
 -- One decision. given: { req = {fields, and model, tenant, path, id, session_id, headers = {},
 -- members = {}}, workers = { {fields, and name}, ... }, random = {draws}, seed, now }.
 -- Answers { index, worker = its name, slot, reason, by = "route" | "score" | "default", cost = {} by
--- index, action = "QUEUE" | "SHED" | "SHRINK" | nil, arg, errors = { {hook, message}, ... } }.
--- A hook that fails is left out and the next one decides, as in the router; worker is nil when none
--- is eligible.
+-- index, action = "QUEUE" | "SHED" | "SHRINK" | nil, arg, errors = { {hook, message}, ... },
+-- clamped = { hook = count } }. A hook that fails is left out and the next one decides, as in the
+-- router; worker is nil when none is eligible.
 function Policy:decide(given)
   begin(self, given)
   fill_req(given.req or {})
   fill_fleet(given.workers or M.fleet(3))
-  local d = { errors = {}, cost = {}, by = "default", reason = "least_loaded" }
-  verdict.skip, verdict.action, verdict.arg = 0, 0, -1
-  verdict.index, verdict.scored, verdict.reason_len = -1, 0, 0
+  local d = { errors = {}, clamped = {}, cost = {}, by = "default", reason = "least_loaded" }
 
-  local function failed(hook, message)
+  verdict.skip = 0
+  for _ = 1, 4 do -- at most admit, route and score fail
+    if not self.decide_fn then break end
+    local ok, message = enter(self, self.decide_fn)
+    local hook
+    if ok then
+      hook, message = judge(self, d)
+    else
+      hook = HOOKS[verdict.hook + 1]
+    end
+    if not hook then break end
     d.errors[#d.errors + 1] = { hook = hook, message = message }
     verdict.skip = bit.bor(verdict.skip, bit.lshift(1, HOOKS[hook]))
   end
 
-  for _ = 1, 4 do -- at most admit, route and score fail
-    if not self.decide_fn then break end
-    verdict.index, verdict.scored = -1, 0
-    local ok, message = enter(self, self.decide_fn)
-    local again = false
-    if not ok then
-      failed(HOOKS[verdict.hook + 1], message)
-      again = true
-    else
-      d.action, d.arg = ACTIONS[verdict.action], verdict.action ~= 0 and verdict.arg or nil
-      if d.action == "QUEUE" or d.action == "SHED" then return d end
-      local i = verdict.index
-      if i ~= -1 then
-        if i % 1 ~= 0 or i < 0 or i >= fleet.n then
-          failed("route", ("route answered index %s, not in 0 .. %d"):format(i, fleet.n - 1))
-          again = true
-        elseif not workers[i].eligible then
-          failed("route", ("route answered worker %d, which is not eligible"):format(i))
-          again = true
-        else
-          d.index, d.by, d.reason = i, "route", "route"
-          local n = verdict.reason_len
-          local reason = n > 0 and n <= 64 and ffi.string(verdict.reason, n) or ""
-          if n ~= 0 then
-            if reason:match("^[%w_.-]+$") then
-              d.reason = reason
-            else
-              d.errors[#d.errors + 1] = { hook = "route", message = "the reason is not 1 to 64 of "
-                .. "[A-Za-z0-9_.-]" }
-            end
-          end
-        end
-      elseif verdict.scored == 1 then
-        for k = 0, fleet.n - 1 do d.cost[k] = cost[k] end
-        i = softmax(self.temperature)
-        if i == -2 then
-          failed("score", "score answered NaN")
-          again = true
-        elseif i >= 0 then
-          d.index, d.by, d.reason = i, "score", "score"
-        end
-      end
-    end
-    if not again then break end
+  if d.action ~= "QUEUE" and d.action ~= "SHED" then
+    if not d.index then d.index = least_loaded() end
+    if d.index then d.worker, d.slot = call.names[d.index], workers[d.index].slot end
   end
-
-  if not d.index then d.index = least_loaded() end
-  if d.index then
-    d.worker, d.slot = call.names[d.index], workers[d.index].slot
-  else
-    d.by, d.reason = nil, nil
-  end
+  if not d.index then d.by, d.reason = nil, nil end
   if not call.random then self.seed = call.seed end
   return d
 end

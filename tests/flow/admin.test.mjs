@@ -212,7 +212,6 @@ test('the admin API asks for its token when it has one', async (t) => {
   assert.equal(wrong.status, 401);
   const right = await get(`${router.admin}/engines`, { headers: { authorization: 'Bearer sesame-123' } });
   assert.equal(right.status, 200);
-  assert.equal((await get(`${router.admin}/health`)).status, 200);
 });
 
 test('an admin API beyond loopback without a token is refused at start', async () => {

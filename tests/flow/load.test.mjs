@@ -3,7 +3,7 @@
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { startRouter, startEngine, until, engineOf, metric, scratch, writeFile, long } from './lib/proc.mjs';
+import { startRouter, startEngine, until, engineOf, enginesOf, metric, scratch, writeFile, long } from './lib/proc.mjs';
 import { fakeEngine, chunk } from './lib/fake.mjs';
 import { get, post, del, send, chat } from './lib/http.mjs';
 
@@ -60,8 +60,7 @@ test('streams under good and bad reloads are byte-equal', { timeout: 600000 }, a
     got[who] = await res.text();
   });
   await until('all streams run', async () => {
-    const listed = (await get(`${router.admin}/engines`)).json.engines;
-    return listed.reduce((sum, engine) => sum + engine.inflight, 0) === streams;
+    return (await enginesOf(router)).reduce((sum, engine) => sum + engine.inflight, 0) === streams;
   });
 
   let generation = 0;

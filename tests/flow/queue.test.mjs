@@ -40,6 +40,8 @@ const waiting = (router, n) => until(`${n} waiting`, async () => await metric(ro
 test('max_inflight is never exceeded; those above it wait and are served', async (t) => {
   const { engine, router } = await capped(t, { cap: 3, threads: 3 });
   const answers = Array.from({ length: 12 }, (_, i) => ask(router, i));
+  await engine.request(2);
+  await waiting(router, 9);
   for (let i = 0; i < 12; i++) await engine.letGo(i);
   for (const answer of await Promise.all(answers)) assert.equal(answer.status, 200);
   assert.equal(engine.most, 3);

@@ -117,21 +117,29 @@ describe("decisions", function()
   it("refuse answers that are none", function()
     for body, words in pairs {
       ["return 3"] = "3",
-      ["return -1"] = false, -- the same as nil
+      ["return -1"] = "%-1",
       ["return 0.5"] = "0.5",
-      ["return 2 ^ 40"] = "not in",
-      ["return 0 / 0"] = "not in",
+      ["return 2 ^ 40"] = "0 .. 2",
+      ["return 0 / 0"] = "0 .. 2",
       ["return 1"] = "not eligible",
       ["return true"] = "route answered",
     } do
       local d = policy_with("route(req, fleet)", body):decide { workers = { {}, { eligible = false }, {} } }
       assert.is_truthy(d.worker, body)
-      if words then assert.matches(words, d.errors[1].message) end
+      assert.matches(words, d.errors[1].message)
     end
     assert.matches("NaN", failure("score(req, w)", "return 0 / 0"))
     assert.matches("score answered nothing", failure("score(req, w)", ""))
     assert.matches("score answered a string", failure("score(req, w)", "return '7'"))
-    assert.matches("reason", failure("route(req, fleet)", "return 0, 'a b'"))
+  end)
+
+  it("bend answers to what is allowed, and say so", function()
+    local d = policy_with("route(req, fleet)", "return 1, 'a b'"):decide {}
+    assert.equal("b route", d.worker .. " " .. d.reason)
+    assert.same({ route = 1 }, d.clamped)
+    d = policy_with("score(req, w)", "return math.huge"):decide {}
+    assert.equal("default", d.by)
+    assert.same({ score = 1 }, d.clamped)
   end)
 
   it("tell what admit said", function()

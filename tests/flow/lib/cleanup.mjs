@@ -13,6 +13,9 @@ export function cleanup(t, step) {
         try {
           await stack.pop()();
         } catch (error) {
+          // shown here too: a runner reports only the first failure of a test, which may be no more
+          // than a consequence of this one
+          console.error(error.message);
           failure ??= error;
         }
       }

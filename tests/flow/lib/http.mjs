@@ -73,15 +73,25 @@ export class Raw {
 
   constructor(socket) {
     this.socket = socket;
-    this.received = '';
+    this.parts = [];
     this.looks = new Set();
-    const look = () => { for (const each of this.looks) each(); };
-    socket.on('data', (data) => { this.received += data.toString('latin1'); look(); });
+    const look = (text) => { for (const each of this.looks) each(text); };
+    socket.on('data', (data) => {
+      const text = data.toString('latin1');
+      this.parts.push(text);
+      look(text);
+    });
     socket.on('error', (error) => { this.error = error; });
     this.closed = new Promise((resolve) => {
-      socket.on('end', () => { this.ended = true; look(); });
-      socket.on('close', () => { this.ended = true; look(); resolve(); });
+      socket.on('end', () => { this.ended = true; look(''); });
+      socket.on('close', () => { this.ended = true; look(''); resolve(); });
     });
+  }
+
+  // Everything that came, as latin1.
+  get received() {
+    if (this.parts.length > 1) this.parts = [this.parts.join('')];
+    return this.parts[0] ?? '';
   }
 
   send(bytes) {
@@ -96,20 +106,30 @@ export class Raw {
         this.looks.delete(look);
         settle(value);
       };
-      const look = () => {
-        if (mark !== null && this.received.includes(mark)) done(resolve, this.received);
+      // a mark may come in parts: what is looked at is the new text and a little before it
+      let tail = '';
+      const look = (text) => {
+        tail += text;
+        if (mark !== null && tail.includes(mark)) done(resolve, this.received);
         else if (this.ended && mark === null) done(resolve, this.received);
         else if (this.ended) {
-          done(reject, new Error(`closed before ${JSON.stringify(mark)}: ${this.received}`));
+          done(reject, new Error(`closed before ${JSON.stringify(mark)}: ${this.some()}`));
         }
+        tail = mark === null || mark.length < 2 ? '' : tail.slice(1 - mark.length);
       };
       const timer = setTimeout(
-        () => done(reject, new Error(`no ${JSON.stringify(mark)} in: ${this.received}`)),
+        () => done(reject, new Error(`no ${JSON.stringify(mark)} in: ${this.some()}`)),
         timeout,
       );
       this.looks.add(look);
-      look();
+      look(this.received);
     });
+  }
+
+  // What came, short enough to be printed.
+  some() {
+    const text = this.received;
+    return text.length <= 2000 ? text : `${text.slice(0, 1000)} [...] ${text.slice(-1000)}`;
   }
 
   pause() { this.socket.pause(); }

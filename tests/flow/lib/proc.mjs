@@ -174,10 +174,19 @@ export function usable(router, n) {
   });
 }
 
-export async function engineOf(router, name) {
+// All engines as the admin API tells them, with the sums over their workers' ledgers.
+export async function enginesOf(router) {
   const { engines } = (await get(`${router.admin}/engines`)).json;
-  return engines.find((engine) => engine.name === name);
+  for (const engine of engines) {
+    for (const key of ['inflight', 'streams', 'queued_prefill_tokens']) {
+      engine[key] = engine.workers.reduce((sum, worker) => sum + worker[key], 0);
+    }
+  }
+  return engines;
 }
+
+export const engineOf = async (router, name) => (await enginesOf(router))
+  .find((engine) => engine.name === name);
 
 // One number of /metrics: the sum over all its label sets that contain `labels`.
 export async function metric(router, name, labels = '') {

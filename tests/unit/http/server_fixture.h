@@ -16,6 +16,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -56,6 +57,11 @@ static inline bool fx_on_head(void *ctx, pl_exchange *x)
     x->user = f;
     if (path_is(x, "/early")) {
         pl_exchange_respond(x, 404, NULL, 0, PL_STR("no such thing"));
+        return false;
+    }
+    if (path_is(x, "/early-start")) {
+        pl_exchange_start(x, 403, NULL, 0, UINT64_MAX);
+        f->held = x;
         return false;
     }
     if (path_is(x, "/early-abort")) {
@@ -279,5 +285,64 @@ static inline void fx_ask(fixture *f, int fd, const char *request, const char *s
 #define GET(path) "GET " path " HTTP/1.1\r\nHost: x\r\n\r\n"
 #define POST(path, length, body)                                                                   \
     "POST " path " HTTP/1.1\r\nHost: x\r\nContent-Length: " #length "\r\n\r\n" body
+
+#define CHUNKED(path) "POST " path " HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+/* --- the owner ----------------------------------------------------------------------------- */
+
+/* The owner's calls, during which no event may come. */
+#define CALL(f, call)                                                                              \
+    do {                                                                                           \
+        (f)->inside = true;                                                                        \
+        call;                                                                                      \
+        (f)->inside = false;                                                                       \
+    } while (0)
+
+static inline void start(fixture *f)
+{
+    fx_init(f);
+    fx_listen(f);
+}
+
+static inline void answer_held(fixture *f, int status, pl_str body)
+{
+    pl_exchange *x = f->held;
+    assert_non_null(x);
+    f->held = NULL;
+    CALL(f, pl_exchange_respond(x, status, NULL, 0, body));
+}
+
+static inline void write_held(fixture *f, const char *text)
+{
+    pl_str s = pl_str_c(text);
+    CALL(f, pl_exchange_write(f->held, &s, 1));
+}
+
+static inline void end_held(fixture *f)
+{
+    pl_exchange *x = f->held;
+    f->held = NULL;
+    CALL(f, pl_exchange_end(x));
+}
+
+static inline void expect_text(pl_buf *got, const char *text)
+{
+    if (!strstr(got->p, text))
+        fail_msg("no \"%s\" in: %.2000s", text, got->p);
+}
+
+static inline void expect_no_text(pl_buf *got, const char *text)
+{
+    if (strstr(got->p, text))
+        fail_msg("\"%s\" in: %.2000s", text, got->p);
+}
+
+static inline int count_text(const pl_buf *got, const char *text)
+{
+    int n = 0;
+    for (const char *p = got->p; (p = strstr(p, text)); p++)
+        n++;
+    return n;
+}
 
 #endif

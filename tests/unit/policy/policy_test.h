@@ -18,14 +18,14 @@
 
 static char test_dir[64];
 
-static int make_dir(void **state)
+static inline int make_dir(void **state)
 {
     (void)state;
     strcpy(test_dir, "/tmp/pl_policy_XXXXXX");
     return mkdtemp(test_dir) ? 0 : -1;
 }
 
-static int remove_dir(void **state)
+static inline int remove_dir(void **state)
 {
     (void)state;
     char command[128];
@@ -36,7 +36,7 @@ static int remove_dir(void **state)
 /* Writes test_dir/name; the path stays valid until the next call. */
 static inline const char *put_file(const char *name, const char *text)
 {
-    static char path[256];
+    static char path[512];
     snprintf(path, sizeof path, "%s/%s", test_dir, name);
     FILE *f = fopen(path, "w");
     assert_non_null(f);
@@ -80,7 +80,7 @@ static inline pl_vm *ready_vm(const char *text, pl_shared *shared)
 
 static inline pl_str test_worker_name(void *ctx, int index)
 {
-    static char name[16];
+    static _Thread_local char name[16];
     (void)ctx;
     snprintf(name, sizeof name, "w%d", index);
     return pl_str_c(name);

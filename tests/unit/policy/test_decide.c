@@ -35,8 +35,7 @@ static void begin(const char *policy)
     for (int i = 0; i < WORKERS; i++) {
         char url[64];
         snprintf(url, sizeof url, "http://127.0.0.1:%d", 9000 + i);
-        pl_engine_spec spec = {
-            .url = pl_str_c(url), .weight = 1, .dp_size = 1, .max_inflight = 10};
+        pl_engine_spec spec = {.url = pl_str_c(url), .weight = 1, .dp_size = 1, .max_inflight = 10};
         pl_errbuf eb;
         if (pl_engine_new(&spec, &engines[i], &eb) < 0)
             fail_msg("%s", eb.text);
@@ -194,8 +193,8 @@ static void test_fallback_chain(void **state)
                "least_loaded");
     falls_back("return { api = 1, score = function(req, w) return '1' end }", PL_HOOK_SCORE, 0,
                "least_loaded");
-    const char *const bad[] = {"-1", "4", "0.5", "2 ^ 40", "0/0", "math.huge", "'w'", "{}",
-                               "error('x')"};
+    const char *const bad[] = {"-1",        "4",   "0.5", "2 ^ 40",    "0/0",
+                               "math.huge", "'w'", "{}",  "error('x')"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char text[256];
         snprintf(text, sizeof text,
@@ -273,7 +272,8 @@ static void test_shrink_never_raises_and_survives_errors(void **state)
 
 static void test_queue_ends(void **state)
 {
-    begin("local pl = require 'perilune' return { api = 1, admit = function() return pl.QUEUE, 20 end }");
+    begin("local pl = require 'perilune' return { api = 1, admit = function() return pl.QUEUE, 20 "
+          "end }");
     ask.req.waited_seconds = 25;
     decide();
     assert_true(out.kind == PL_ASK_QUEUE && out.wait_seconds == 5);
@@ -285,9 +285,12 @@ static void test_queue_ends(void **state)
 
 static void test_reason(void **state)
 {
-    const char *const cases[][2] = {{"'ok.a-b_1'", "ok.a-b_1"}, {"''", "route"},
-                                    {"'a b'", "route"},         {"'a\\r\\nb'", "route"},
-                                    {"7", "route"},             {"('x'):rep(65)", "route"},
+    const char *const cases[][2] = {{"'ok.a-b_1'", "ok.a-b_1"},
+                                    {"''", "route"},
+                                    {"'a b'", "route"},
+                                    {"'a\\r\\nb'", "route"},
+                                    {"7", "route"},
+                                    {"('x'):rep(65)", "route"},
                                     {"nil", "route"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[256];
@@ -316,9 +319,11 @@ static void test_all_busy(void **state)
     fill_up();
     decide();
     assert_true(out.kind == PL_ASK_QUEUE && out.wait_seconds == 30);
+    assert_true(out.all_busy); /* who waits is woken in order, and does not ask by itself */
     ask.req.waited_seconds = 30;
     decide();
     assert_int_equal(out.kind, PL_ASK_SHED);
+    assert_false(out.all_busy);
     end();
     begin("local pl = require 'perilune' return { api = 1, degrade = function(req, fault)\n"
           "if fault.kind == pl.ALL_BUSY and req.priority > 0 then return pl.QUEUE, 12 end\n"
@@ -328,7 +333,7 @@ static void test_all_busy(void **state)
     assert_true(out.kind == PL_ASK_SHED && out.retry_after_seconds == 4);
     ask.req.priority = 1;
     decide();
-    assert_true(out.kind == PL_ASK_QUEUE && out.wait_seconds == 12);
+    assert_true(out.kind == PL_ASK_QUEUE && out.wait_seconds == 12 && out.all_busy);
     end();
     begin(NULL);
     fill_up();
@@ -364,7 +369,8 @@ static void test_fault_defaults(void **state)
 static void test_fault_answers(void **state)
 {
     begin("local pl = require 'perilune' return { api = 1, degrade = function(req)\n"
-          "if req.priority == 0 then return pl.REJECT elseif req.priority == 1 then return pl.RETRY end\n"
+          "if req.priority == 0 then return pl.REJECT elseif req.priority == 1 then return "
+          "pl.RETRY end\n"
           "if req.priority == 2 then return 'x' end end }");
     assert_int_equal(fault(PL_ENGINE_FAILED, 1, 0), PL_REJECT);
     assert_int_equal(fault(PL_INDEX_STALE, 1, 0), PL_REJECT);
@@ -388,7 +394,8 @@ static void test_done_and_tick(void **state)
 {
     begin("local pl = require 'perilune' local p = { api = 1 }\n"
           "local e = pl.worker_ewma('ttft', 10)\n"
-          "function p.done(req, o, st) assert(o.status == 200 and o.generation == 3 and o.clamped == 2)\n"
+          "function p.done(req, o, st) assert(o.status == 200 and o.generation == 3 and o.clamped "
+          "== 2)\n"
           " assert(req:model() == 'llama') e:update(o, o.ttft_seconds) end\n"
           "function p.tick(now, st) assert(now == 12.5) pl.metric('ticked', now) end\n"
           "function p.score(req, w) return e:get(w, 9) end return p");
@@ -475,8 +482,8 @@ static void test_swap(void **state)
 {
     begin("return { api = 1, score = function(req, w) return -w.inflight end }");
     assert_int_equal(decide(), 3);
-    pl_vm *old =
-        pl_decider_swap(d, ready_vm("return { api = 1, route = function() return 1 end }", shared), 2);
+    pl_vm *old = pl_decider_swap(
+        d, ready_vm("return { api = 1, route = function() return 1 end }", shared), 2);
     assert_non_null(old);
     pl_vm_free(old);
     assert_int_equal(decide(), 1);

@@ -1,6 +1,9 @@
 /* The VM: the sandbox, the rules of records, the phases of loading, carry, memory. */
 #include "policy_test.h"
 
+#include <pthread.h>
+
+#include "policy/shared.h"
 #include "policy/vm_priv.h"
 
 static pl_shared *shared;
@@ -479,6 +482,90 @@ static void test_memory_cap_breaks_the_vm(void **state)
     }
 }
 
+/* Memory may run out at any point of the life of a VM: an error, never a crash. */
+static void test_any_memory_cap(void **state)
+{
+    const char *text =
+        "local pl = require 'perilune' local c = pl.counter('c')\n"
+        "return { api = 1, params = { a = 1 }, init = function() return { list = {} } end,\n"
+        "route = function(req, fleet, st) st.list[#st.list + 1] = req:model() .. #st.list\n"
+        "  return fleet[0].index, 'r' end, save = function(st) return st end }";
+    int made = 0;
+    for (size_t cap = 16u << 10; cap < 700u << 10; cap += 8u << 10) {
+        pl_policy_source *src = source_of(text, NULL);
+        pl_vm_options o = {.loops = 1, .memory_bytes = cap, .shared = shared};
+        pl_vm_error err;
+        pl_vm *vm;
+        int rc = pl_vm_new(src, &o, &vm, &err);
+        pl_policy_source_unref(src);
+        if (rc == 0)
+            rc = pl_vm_init(vm, NULL, &err);
+        for (int i = 0; i < 20000 && rc == 0; i++) {
+            fill(vm, 2, 1);
+            rc = pl_vm_decide(vm, 0, &err);
+            if (rc == 0)
+                pl_vm_idle(vm);
+            made += rc == 0;
+        }
+        json_t *carry = NULL;
+        if (vm && rc == 0)
+            pl_vm_save(vm, &carry, &err);
+        json_decref(carry);
+        pl_vm_free(vm);
+    }
+    assert_true(made > 1000);
+}
+
+/* Loops build and use their own VMs of one source at once; counters and averages are shared. */
+typedef struct loop_thread {
+    pthread_t thread;
+    pl_policy_source *src;
+    bool ok;
+} loop_thread;
+
+static void *run_loop(void *arg)
+{
+    loop_thread *t = arg;
+    pl_vm_options o = {.loops = 4, .seed = 1, .memory_bytes = 16u << 20, .shared = shared};
+    pl_vm_error err;
+    pl_vm *vm;
+    t->ok = pl_vm_new(t->src, &o, &vm, &err) == 0 && pl_vm_init(vm, NULL, &err) == 0;
+    for (int i = 0; i < 5000 && t->ok; i++) {
+        fill(vm, 4, (uint64_t)i);
+        t->ok = pl_vm_decide(vm, 0, &err) == 0;
+    }
+    if (vm)
+        pl_vm_free(vm);
+    return NULL;
+}
+
+static void test_loops_share(void **state)
+{
+    put_file("beside.lua", "return 4");
+    pl_policy_source *src =
+        source_of("local pl = require 'perilune' local n = require 'beside'\n"
+                  "local c, e = pl.counter('threads'), pl.worker_ewma('threads', 5)\n"
+                  "return { api = 1, route = function(req, fleet) c:add(1)\n"
+                  "e:update(fleet[n - 1], 7) pl.metric('threads', c:get())\n"
+                  "return pl.ring(req:id()) end }",
+                  NULL);
+    loop_thread t[4];
+    for (int i = 0; i < 4; i++) {
+        t[i].src = src;
+        pthread_create(&t[i].thread, NULL, run_loop, &t[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        pthread_join(t[i].thread, NULL);
+        assert_true(t[i].ok);
+    }
+    pl_policy_source_unref(src);
+    int handle = pl_shared_counter(shared, PL_STR("threads"));
+    assert_true(pl_shared_counter_add(shared, handle, 0) == 20000);
+    handle = pl_shared_ewma(shared, PL_STR("threads"), 5);
+    assert_true(fabs(pl_shared_ewma_get(shared, handle, 3, 1) - 7) < 1e-9);
+    assert_true(isnan(pl_shared_ewma_get(shared, handle, 3, 2))); /* another generation */
+}
+
 static void test_garbage_is_collected_when_idle(void **state)
 {
     pl_vm *vm = ready_vm("return { api = 1, route = function(req) local t = {}\n"
@@ -614,6 +701,8 @@ int main(void)
         cmocka_unit_test(test_order_and_skip),
         cmocka_unit_test(test_no_garbage),
         cmocka_unit_test(test_memory_cap_breaks_the_vm),
+        cmocka_unit_test(test_any_memory_cap),
+        cmocka_unit_test(test_loops_share),
         cmocka_unit_test(test_garbage_is_collected_when_idle),
         cmocka_unit_test(test_carry),
         cmocka_unit_test(test_unsaveable),

@@ -1,0 +1,416 @@
+/* `perilune check` and the self-test of reloads: see check.h. Runs on the control thread over VMs
+ * that serve nobody yet. Made-up fleets go through the same entry and the same judgement as live
+ * decisions; then each hot hook runs in a loop while LuaJIT's own trace events tell what was
+ * compiled (lua/perilune/jitreport.lua). */
+#include "policy/check.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "policy/verdict.h"
+#include "policy/vm_priv.h"
+
+#define SELFTEST_INSTRUCTIONS 20000000
+#define CHECK_INSTRUCTIONS    400000000
+#define ROUNDS                200
+#define SIZES                 6
+#define KINDS                 4
+#define MAX_STOPS             32
+
+static const int sizes[SIZES] = {1, 2, 3, 8, 64, 512};
+static const pl_limits limits = {30, 3600};
+
+/* --- made-up inputs --- */
+
+typedef enum fleet_kind { ALL_DIFFERENT, ALL_TIED, SOME_OUT, ALL_OUT } fleet_kind;
+
+static pl_str made_up_name(void *ctx, int index)
+{
+    char *name = ctx;
+    int n = snprintf(name, 32, "made-up-%d", index);
+    return (pl_str){name, (size_t)n};
+}
+
+static pl_str made_up_text(void *ctx, pl_str name)
+{
+    return name.n % 2 ? PL_STR("made-up") : (pl_str){NULL, 0};
+}
+
+static char name_space[32]; /* control thread only, like all of this */
+
+static void make_up(pl_vm *vm, int n, fleet_kind kind, uint64_t seed)
+{
+    pl_records *r = pl_vm_records(vm);
+    pl_rng rng = {seed};
+    pl_request_view view = {.model = PL_STR_INIT("made-up"),
+                            .tenant = PL_STR_INIT("default"),
+                            .path = PL_STR_INIT("/v1/chat/completions"),
+                            .id = PL_STR_INIT("made-up"),
+                            .find_header = made_up_text,
+                            .find_member = made_up_text,
+                            .worker_name = made_up_name,
+                            .worker_ctx = name_space,
+                            .seed = seed};
+    if (seed & 1)
+        view.session_id = PL_STR("made-up-session");
+    pl_vm_bind(vm, &view);
+    *r->req = (struct pl_req){.arrival_seconds = 1,
+                              .prompt_tokens = floor(pl_rng_unit(&rng) * 8000),
+                              .max_tokens = seed & 2 ? 256 : -1,
+                              .body_bytes = 4000,
+                              .api = PL_API_CHAT,
+                              .choices = 1,
+                              .stream = seed & 1,
+                              .has_session = seed & 1};
+    r->fleet->n = n;
+    r->fleet->eligible = 0;
+    for (int i = 0; i < n; i++) {
+        bool tied = kind == ALL_TIED;
+        bool out = kind == ALL_OUT || (kind == SOME_OUT && i % 3 == 1);
+        r->workers[i] = (struct pl_worker){
+            .inflight = tied ? 4 : floor(pl_rng_unit(&rng) * 32),
+            .queued_prefill_tokens = tied ? 0 : floor(pl_rng_unit(&rng) * 32000),
+            .streams = tied ? 2 : floor(pl_rng_unit(&rng) * 16),
+            .max_inflight = INFINITY,
+            .max_queued_prefill_tokens = INFINITY,
+            .prefill_tokens_per_second = 8000,
+            .ttft_seconds = tied ? 0 : pl_rng_unit(&rng),
+            .weight = 1,
+            .index = i,
+            .slot = i,
+            .generation = 1,
+            .why = out ? (i % 2 ? PL_WHY_UNHEALTHY : PL_WHY_AT_CAPACITY) : PL_WHY_ELIGIBLE,
+            .eligible = !out};
+        r->fleet->eligible += !out;
+    }
+    *r->fault = (struct pl_fault){.kind = PL_ALL_BUSY, .budget_left = true};
+    *r->outcome = (struct pl_outcome){.ttft_seconds = 0.1,
+                                      .e2e_seconds = 1,
+                                      .prompt_tokens = 100,
+                                      .cached_tokens = -1,
+                                      .output_tokens = 20,
+                                      .status = 200,
+                                      .slot = 0,
+                                      .generation = 1,
+                                      .attempts = 1};
+}
+
+static int decide_once(pl_vm *vm, pl_vm_error *err)
+{
+    pl_judged judged;
+    int rc = pl_vm_decide(vm, 0, err);
+    return rc < 0 ? rc : pl_verdict_judge(vm, &limits, &judged, err);
+}
+
+/* Interpreted and with a budget, so that a hook that never comes back is found here. */
+static int guarded(pl_vm *vm, long instructions, int (*body)(pl_vm *vm, pl_vm_error *err),
+                   pl_vm_error *err)
+{
+    luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_OFF);
+    pl_vm_set_dry(vm, true);
+    pl_vm_budget_begin(vm, instructions);
+    int rc = body(vm, err);
+    pl_vm_budget_end(vm);
+    pl_vm_set_dry(vm, false);
+    luaJIT_setmode(vm->L, 0, LUAJIT_MODE_ENGINE | LUAJIT_MODE_ON);
+    return rc;
+}
+
+static int a_few_decisions(pl_vm *vm, pl_vm_error *err)
+{
+    uint64_t seed = 1;
+    for (int kind = 0; kind < KINDS; kind++) {
+        for (int i = 0; i < 4; i++) {
+            make_up(vm, sizes[i], (fleet_kind)kind, seed++);
+            int rc = decide_once(vm, err);
+            if (rc < 0)
+                return rc;
+        }
+    }
+    return 0;
+}
+
+int pl_selftest(pl_vm *vm, pl_vm_error *err)
+{
+    int rc = guarded(vm, SELFTEST_INSTRUCTIONS, a_few_decisions, err);
+    if (rc < 0) {
+        char what[sizeof err->message];
+        snprintf(what, sizeof what, "%s: %.900s", err->stage, err->message);
+        strcpy(err->message, what);
+        strcpy(err->stage, "selftest");
+    }
+    return rc;
+}
+
+/* --- every hook over every made-up fleet --- */
+
+static int every_hook(pl_vm *vm, pl_vm_error *err)
+{
+    uint64_t seed = 100;
+    int rc = 0;
+    for (int kind = 0; kind < KINDS && rc == 0; kind++) {
+        for (int i = 0; i < SIZES && rc == 0; i++) {
+            make_up(vm, sizes[i], (fleet_kind)kind, seed++);
+            rc = decide_once(vm, err);
+            if (rc == 0)
+                rc = pl_vm_done(vm, err);
+            for (int f = PL_NO_SESSION_ENGINE; f <= PL_INDEX_STALE && rc == 0; f++) {
+                pl_vm_records(vm)->fault->kind = f;
+                rc = pl_vm_degrade(vm, err);
+            }
+        }
+    }
+    if (rc == 0)
+        rc = pl_vm_tick(vm, 1, err);
+    json_t *carry = NULL;
+    if (rc == 0)
+        rc = pl_vm_save(vm, &carry, err);
+    json_decref(carry);
+    return rc;
+}
+
+/* --- what the compiler says --- */
+
+typedef struct stop {
+    char file[256];
+    int line;
+    char reason[256];
+} stop;
+
+typedef struct hook_report {
+    int hook;
+    char compiled[8]; /* yes, partly, no */
+    int traces;
+    stop stops[MAX_STOPS];
+    int stops_n;
+} hook_report;
+
+/* LuaJIT's own names of bytecodes and abort reasons live in a module of its distribution, which
+ * policies must not reach: a state of its own reads it and writes it out as text. */
+static char *read_vmdef(void)
+{
+    static const char script[] =
+        "local ok, v = pcall(require, 'jit.vmdef') if not ok then return nil end\n"
+        "local out = { ('return { bcnames = %q, traceerr = {'):format(v.bcnames) }\n"
+        "for i, text in pairs(v.traceerr) do out[#out + 1] = ('[%d] = %q,'):format(i, text) end\n"
+        "out[#out + 1] = '}, ffnames = {'\n"
+        "for i, text in pairs(v.ffnames) do out[#out + 1] = ('[%d] = %q,'):format(i, text) end\n"
+        "return table.concat(out) .. '} }'";
+    lua_State *L = luaL_newstate();
+    if (!L)
+        return NULL;
+    luaL_openlibs(L);
+    char *text = NULL;
+    if (luaL_dostring(L, script) == 0 && lua_type(L, -1) == LUA_TSTRING)
+        text = pl_str_dup(pl_str_c(lua_tostring(L, -1)));
+    lua_close(L);
+    return text;
+}
+
+typedef struct report_call {
+    pl_vm *vm;
+    const char *vmdef;
+    hook_report *hooks;
+    int hooks_n;
+} report_call;
+
+static void copy_field(lua_State *L, const char *name, char *out, size_t cap)
+{
+    lua_getfield(L, -1, name);
+    snprintf(out, cap, "%s", lua_isstring(L, -1) ? lua_tostring(L, -1) : "");
+    lua_pop(L, 1);
+}
+
+static void listen_to(lua_State *L, int reporter, report_call *c, hook_report *h)
+{
+    uint64_t seed = 1000;
+    lua_getfield(L, reporter, "begin");
+    lua_pushstring(L, pl_hook_name(h->hook));
+    lua_call(L, 1, 0);
+    for (int i = 0; i < SIZES; i++) {
+        for (int kind = 0; kind < ALL_OUT; kind++) {
+            make_up(c->vm, sizes[i], (fleet_kind)kind, seed++);
+            c->vm->records.verdict->hook = h->hook;
+            lua_getfield(L, reporter, "run");
+            lua_pushnumber(L, ROUNDS);
+            lua_call(L, 1, 0);
+        }
+    }
+    lua_getfield(L, reporter, "finish");
+    lua_call(L, 0, 3);
+    // stack: .., verdict, traces, list
+    snprintf(h->compiled, sizeof h->compiled, "%s", lua_tostring(L, -3));
+    h->traces = (int)lua_tonumber(L, -2);
+    h->stops_n = (int)lua_objlen(L, -1);
+    if (h->stops_n > MAX_STOPS)
+        h->stops_n = MAX_STOPS;
+    for (int i = 0; i < h->stops_n; i++) {
+        stop *s = &h->stops[i];
+        lua_rawgeti(L, -1, i + 1);
+        copy_field(L, "file", s->file, sizeof s->file);
+        copy_field(L, "reason", s->reason, sizeof s->reason);
+        lua_getfield(L, -1, "line");
+        s->line = (int)lua_tonumber(L, -1);
+        lua_pop(L, 2);
+    }
+    lua_pop(L, 3);
+}
+
+static int run_report(lua_State *L)
+{
+    report_call *c = pl_vm_of(L)->body_argument;
+    lua_rawgeti(L, LUA_REGISTRYINDEX, PL_REGISTRY_BOOT);
+    lua_getfield(L, 1, "jit_report");
+    if (c->vmdef) {
+        pl_vm_load_text(L, c->vmdef, strlen(c->vmdef), "=perilune.vmdef");
+        lua_call(L, 0, 1);
+    } else {
+        lua_pushnil(L);
+    }
+    lua_call(L, 1, 1);
+    for (int i = 0; i < c->hooks_n; i++)
+        listen_to(L, 2, c, &c->hooks[i]);
+    return 0;
+}
+
+static int compiler_report(pl_vm *vm, hook_report *hooks, int n, pl_vm_error *err)
+{
+    char *vmdef = read_vmdef();
+    report_call c = {vm, vmdef, hooks, n};
+    pl_vm_set_dry(vm, true);
+    int rc = pl_vm_protected(vm, run_report, &c, 0, "selftest", err);
+    pl_vm_set_dry(vm, false);
+    free(vmdef);
+    return rc;
+}
+
+/* --- printing --- */
+
+typedef struct report {
+    pl_policy_source *src; /* NULL: it could not be read */
+    pl_vm *vm;             /* NULL: it did not load */
+    hook_report hooks[4];
+    int hooks_n;
+    pl_vm_error err; /* message "" when all is well */
+} report;
+
+static void print_text(const report *r, FILE *out)
+{
+    if (r->err.message[0]) {
+        if (r->err.file[0] && r->err.line)
+            fprintf(out, "%s:%d: ", r->err.file, r->err.line);
+        else if (r->err.file[0])
+            fprintf(out, "%s: ", r->err.file);
+        fprintf(out, "%s\nstage   %s\n", r->err.message, r->err.stage);
+        return;
+    }
+    fprintf(out, "policy  %s (%s)\nsha256  %s\nhooks  ", pl_vm_name(r->vm),
+            pl_policy_source_file(r->src), pl_policy_source_sha256(r->src));
+    for (int i = 0; i < PL_HOOK_COUNT; i++)
+        if (pl_vm_hooks(r->vm) & 1u << i)
+            fprintf(out, " %s", pl_hook_name(i));
+    fprintf(out, "\n");
+    for (int i = 0; i < r->hooks_n; i++) {
+        const hook_report *h = &r->hooks[i];
+        fprintf(out, "%-7s compiled: %s (%d traces)\n", pl_hook_name(h->hook), h->compiled,
+                h->traces);
+        for (int k = 0; k < h->stops_n; k++)
+            fprintf(out, "        %s:%d: %s\n", h->stops[k].file, h->stops[k].line,
+                    h->stops[k].reason);
+    }
+    fprintf(out, "ok\n");
+}
+
+static json_t *hooks_json(const report *r)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < PL_HOOK_COUNT; i++)
+        if (pl_vm_hooks(r->vm) & 1u << i)
+            json_array_append_new(list, json_string(pl_hook_name(i)));
+    return list;
+}
+
+static json_t *compiled_json(const report *r)
+{
+    json_t *all = json_object();
+    for (int i = 0; i < r->hooks_n; i++) {
+        const hook_report *h = &r->hooks[i];
+        json_t *stops = json_array();
+        for (int k = 0; k < h->stops_n; k++)
+            json_array_append_new(stops,
+                                  json_pack("{s:s, s:i, s:s}", "file", h->stops[k].file, "line",
+                                            h->stops[k].line, "reason", h->stops[k].reason));
+        json_object_set_new(all, pl_hook_name(h->hook),
+                            json_pack("{s:s, s:i, s:o}", "compiled", h->compiled, "traces",
+                                      h->traces, "stopped_at", stops));
+    }
+    return all;
+}
+
+static void print_json(const report *r, FILE *out)
+{
+    json_t *j;
+    if (r->err.message[0])
+        j = json_pack("{s:b, s:{s:s, s:s, s:s, s:i}}", "ok", 0, "error", "message", r->err.message,
+                      "stage", r->err.stage, "file", r->err.file, "line", r->err.line);
+    else
+        j = json_pack("{s:b, s:s, s:s, s:s, s:o, s:o}", "ok", 1, "policy", pl_vm_name(r->vm),
+                      "file", pl_policy_source_file(r->src), "sha256",
+                      pl_policy_source_sha256(r->src), "hooks", hooks_json(r), "compiled",
+                      compiled_json(r));
+    if (j)
+        json_dumpf(j, out, JSON_INDENT(2));
+    else
+        fputs("{\"ok\": false}", out); /* the message is not UTF-8, or memory is out */
+    fputc('\n', out);
+    json_decref(j);
+}
+
+static int examine(report *r, pl_str name_or_file, const json_t *params, pl_shared *shared)
+{
+    pl_errbuf eb;
+    pl_vm_options o = {.loops = 1, .seed = 1, .shared = shared};
+    if (pl_policy_source_load(name_or_file, params, &r->src, &eb) < 0) {
+        strcpy(r->err.stage, "read");
+        snprintf(r->err.message, sizeof r->err.message, "%s", eb.text);
+        return PL_EPOLICY;
+    }
+    int rc = pl_vm_new(r->src, &o, &r->vm, &r->err);
+    if (rc == 0)
+        rc = pl_vm_init(r->vm, NULL, &r->err);
+    if (rc == 0)
+        rc = pl_selftest(r->vm, &r->err);
+    if (rc == 0)
+        rc = guarded(r->vm, CHECK_INSTRUCTIONS, every_hook, &r->err);
+    static const int hot[] = {PL_HOOK_ADMIT, PL_HOOK_ROUTE, PL_HOOK_SCORE, PL_HOOK_DONE};
+    for (size_t i = 0; rc == 0 && i < sizeof hot / sizeof *hot; i++)
+        if (pl_vm_hooks(r->vm) & 1u << hot[i])
+            r->hooks[r->hooks_n++].hook = hot[i];
+    if (rc == 0)
+        rc = compiler_report(r->vm, r->hooks, r->hooks_n, &r->err);
+    return rc;
+}
+
+int pl_check(pl_str name_or_file, const json_t *params, bool json, FILE *out)
+{
+    report *r = calloc(1, sizeof *r);
+    pl_shared *shared = pl_shared_new();
+    if (!r || !shared) {
+        free(r);
+        pl_shared_free(shared);
+        return PL_ENOMEM;
+    }
+    int rc = examine(r, name_or_file, params, shared);
+    if (rc == 0)
+        memset(&r->err, 0, sizeof r->err);
+    if (json)
+        print_json(r, out);
+    else
+        print_text(r, out);
+    pl_vm_free(r->vm);
+    pl_policy_source_unref(r->src);
+    pl_shared_free(shared);
+    free(r);
+    return rc < 0 ? PL_EPOLICY : 0;
+}

@@ -1,0 +1,83 @@
+// What outlives what: strings of a request after its body was given back, loops beside each other.
+import { test } from 'node:test';
+import assert from 'node:assert/strict';
+import { startRouter, until, usable, scratch, writeFile } from './lib/proc.mjs';
+import { fakeEngine, gate, chunk } from './lib/fake.mjs';
+import { post, send, chat } from './lib/http.mjs';
+
+const path = '/v1/chat/completions';
+
+// A stream that stands after its first chunk until the gate opens.
+function standing(engine) {
+  const go = gate();
+  engine.handler = async (entry, res) => {
+    if (entry.path === '/abort_request') {
+      engine.json(res, 200, {});
+      return;
+    }
+    const write = engine.stream(res);
+    await write(chunk('m', 'one'));
+    await go.opened;
+    await write('[DONE]');
+    res.end();
+  };
+  return go;
+}
+
+test("an abort names the client's own rid, also when the answer streams already", async (t) => {
+  const engine = await fakeEngine(t);
+  standing(engine);
+  const router = await startRouter(t, {
+    config: { engines: [{ name: 'a', url: engine.url, kind: 'sglang' }] },
+  });
+  await usable(router, 1);
+  const rid = 'the-clients-own-request-id-0123456789';
+  const res = await send(router.url + path, { method: 'POST', body: chat('m', { stream: true, rid }) });
+  await new Promise((resolve) => { res.once('data', resolve); });
+  res.on('error', () => {});
+  res.destroy();
+  const abort = await engine.when(
+    () => engine.requests.find((r) => r.path === '/abort_request'), 'the abort',
+  );
+  assert.equal(abort.json.rid, rid);
+});
+
+test('done of a policy loaded while an answer streams reads the session id', async (t) => {
+  const engine = await fakeEngine(t);
+  const go = standing(engine);
+  const teller = writeFile(scratch(t), 'teller.lua', `
+    local pl = require "perilune"
+    local policy = { api = 1, name = "teller" }
+    function policy.done(req) pl.log("session=" .. tostring(req:session_id())) end
+    return policy`);
+  const router = await startRouter(t, { engines: { a: engine.url } });
+  const session = 'a-session-id-that-is-long-enough-to-be-seen';
+  const res = await send(router.url + path, {
+    method: 'POST', body: chat('m', { stream: true, session_id: session }),
+  });
+  await new Promise((resolve) => { res.once('data', resolve); });
+  const reload = await post(`${router.admin}/policy/reload`, { policy: teller });
+  assert.equal(reload.status, 200, reload.text);
+  go.open();
+  await res.text();
+  await until('done has run', () => router.stderr.includes(`session=${session}`));
+});
+
+test('a policy is not shown credentials, however it spells their names', async (t) => {
+  const engine = await fakeEngine(t);
+  const policy = writeFile(scratch(t), 'nosy.lua', `
+    local policy = { api = 1, name = "nosy" }
+    function policy.route(req, fleet)
+      for _, name in ipairs { "authorization", "Authorization", "X-API-Key", "Cookie" } do
+        if req:header(name) then return 0, "seen" end
+      end
+      return 0, "unseen"
+    end
+    return policy`);
+  const router = await startRouter(t, { engines: { a: engine.url }, policy });
+  const answer = await post(router.url + path, chat('m'), {
+    headers: { authorization: 'Bearer secret', 'x-api-key': 'secret', cookie: 'secret' },
+  });
+  assert.equal(answer.status, 200);
+  assert.equal(answer.headers['x-perilune-reason'], 'unseen');
+});

@@ -1,0 +1,161 @@
+/* `perilune check`: what it accepts, what it says about the compiler, how it reports errors. */
+#include "policy_test.h"
+
+#include "base/log.h"
+#include "policy/check.h"
+
+static char text[65536];
+
+static int run(const char *name_or_file, bool as_json)
+{
+    FILE *out = tmpfile();
+    assert_non_null(out);
+    int rc = pl_check(pl_str_c(name_or_file), NULL, as_json, out);
+    rewind(out);
+    size_t n = fread(text, 1, sizeof text - 1, out);
+    text[n] = 0;
+    fclose(out);
+    return rc;
+}
+
+static void says(const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("wanted '%s' in:\n%s", part, text);
+}
+
+static void test_ready_made_policies_are_compiled(void **state)
+{
+    const char *const *names = pl_policy_builtin_names();
+    assert_non_null(names[0]);
+    for (; *names; names++) {
+        assert_int_equal(run(*names, true), 0);
+        json_t *j = json_loads(text, 0, NULL), *report;
+        const char *hook;
+        assert_true(json_is_true(json_object_get(j, "ok")));
+        json_object_foreach(json_object_get(j, "compiled"), hook, report)
+        {
+            const char *verdict = json_string_value(json_object_get(report, "compiled"));
+            if (strcmp(verdict, "yes") != 0)
+                fail_msg("%s, %s: %s", *names, hook, text);
+        }
+        json_decref(j);
+    }
+}
+
+static void test_names_the_line_that_stops_the_compiler(void **state)
+{
+    assert_int_equal(run(put_file("p.lua", "local p = { api = 1 }\n"
+                                           "function p.score(req, w)\n"
+                                           "  local f = function() return w.inflight end\n"
+                                           "  return f()\n"
+                                           "end\n"
+                                           "return p\n"),
+                         false),
+                     0);
+    says("score   compiled: no");
+    says("p.lua:3: NYI: bytecode FNEW (a closure is made here");
+    assert_int_equal(
+        run(put_file("p.lua", "local p = { api = 1 }\n"
+                              "local function less(a, b) return a < b end\n"
+                              "function p.route(req, fleet)\n"
+                              "  local t = {}\n"
+                              "  for i = 0, fleet.n - 1 do t[i + 1] = fleet[i].inflight end\n"
+                              "  table.sort(t, less)\n"
+                              "  return nil\n"
+                              "end\n"
+                              "return p\n"),
+            false),
+        0);
+    says("route   compiled: partly");
+    says("p.lua:6: ");
+    says("table.sort (sorting calls back into Lua");
+}
+
+static void test_hooks_and_hash(void **state)
+{
+    assert_int_equal(run(put_file("p.lua", "return { api = 1, name = 'n', tick = function() end,\n"
+                                           "score = function(req, w) return w.inflight end }"),
+                         false),
+                     0);
+    says("policy  n (");
+    says("hooks   score tick");
+    says("score   compiled: yes");
+    says("sha256  ");
+}
+
+static void refused(const char *policy, const char *stage, int line, const char *part)
+{
+    assert_int_equal(run(put_file("p.lua", policy), true), PL_EPOLICY);
+    json_t *j = json_loads(text, 0, NULL), *e = json_object_get(j, "error");
+    assert_non_null(e);
+    assert_true(json_is_false(json_object_get(j, "ok")));
+    assert_string_equal(json_string_value(json_object_get(e, "stage")), stage);
+    assert_int_equal(json_integer_value(json_object_get(e, "line")), line);
+    assert_non_null(strstr(json_string_value(json_object_get(e, "file")), "p.lua"));
+    says(part);
+    json_decref(j);
+}
+
+static void test_errors(void **state)
+{
+    refused("return {\n api = }", "parse", 2, "unexpected symbol");
+    refused("\nerror('no')", "run", 2, "no");
+    refused("return { api = 1, init = function()\n error('no') end }", "init", 2, "no");
+    refused("return { api = 1, score = function(req, w)\n return w.nope end }", "selftest", 2,
+            "score: a worker has no field 'nope'");
+    refused("return { api = 1, score = function(req, w)\n while true do end end }", "selftest", 2,
+            "ran too long");
+    refused("return { api = 1, route = function(req, fleet) return fleet.n end }", "selftest", 1,
+            "an index is one of 0 .. n-1");
+    refused("return { api = 1, route = function(req, fleet) return fleet.n > 1 and 1 or 0 end }",
+            "selftest", 1, "not eligible");
+    /* a hook that only the full check reaches */
+    refused("return { api = 1, done = function(req, o)\n return o.nope end }", "done", 2,
+            "the outcome has no field 'nope'");
+    assert_int_equal(run("/no/such/policy.lua", false), PL_EPOLICY);
+    says("/no/such/policy.lua");
+    says("stage   read");
+    assert_int_equal(run(put_file("p.lua", "local x\nreturn x.y"), false), PL_EPOLICY);
+    says("p.lua:2: ");
+    says("stage   run");
+}
+
+static void note_metric(void *ctx, pl_str name, double value)
+{
+    *(double *)ctx = value;
+}
+
+static void test_selftest_leaves_the_shared_numbers_alone(void **state)
+{
+    pl_shared *shared = pl_shared_new();
+    pl_vm *vm = ready_vm("local pl = require 'perilune' local c = pl.counter('n')\n"
+                         "return { api = 1, route = function(req, fleet)\n"
+                         "  c:add(1) pl.metric('m', 1) pl.log('x')\n"
+                         "  if fleet[0].eligible then return 0 end end,\n"
+                         "done = function() pl.metric('m', c:get()) end }",
+                         shared);
+    pl_vm_error err;
+    if (pl_selftest(vm, &err) < 0)
+        fail_msg("%s", err.message);
+    fill(vm, 1, 1);
+    assert_int_equal(pl_vm_done(vm, &err), 0);
+    double seen = -1;
+    pl_shared_each_metric(shared, note_metric, &seen);
+    assert_true(seen == 0); /* what done read from the counter */
+    pl_vm_free(vm);
+    pl_shared_free(shared);
+}
+
+int main(void)
+{
+    pl_log_init(PL_LOG_ERROR + 1, 0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ready_made_policies_are_compiled),
+        cmocka_unit_test(test_names_the_line_that_stops_the_compiler),
+        cmocka_unit_test(test_hooks_and_hash),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_selftest_leaves_the_shared_numbers_alone),
+    };
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}
