@@ -75,12 +75,9 @@ static void conclude(pl_call *c, pl_call_end end)
     if (end == PL_CALL_DONE && c->aborted)
         end = PL_CALL_ABORTED;
     remember(f, c, end);
-    if (end == PL_CALL_DONE) {
-        f->count[c->path].finished++;
+    f->count[c->path].over[end]++;
+    if (end == PL_CALL_DONE)
         pl_hist_observe(&f->e2e, (uint64_t)(pl_front_now_us(f) - c->arrived_us) * 1000);
-    } else {
-        f->count[c->path].aborted++;
-    }
     leave_books(c);
 }
 
@@ -201,7 +198,6 @@ static bool hold_back(pl_call *c)
 void pl_call_cut(pl_call *c)
 {
     pl_exchange *x = c->x;
-    c->front->cut++;
     conclude(c, PL_CALL_CUT);
     pl_exchange_abort(x);
 }

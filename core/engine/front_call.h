@@ -29,7 +29,13 @@ typedef struct pl_part {
     pl_str before, after;     /* streams: what stands around a token's text in its event */
 } pl_part;
 
-typedef enum pl_call_end { PL_CALL_DONE, PL_CALL_GONE, PL_CALL_ABORTED, PL_CALL_CUT } pl_call_end;
+typedef enum pl_call_end {
+    PL_CALL_DONE,
+    PL_CALL_GONE,    /* the client left */
+    PL_CALL_ABORTED, /* by /abort_request */
+    PL_CALL_CUT,     /* by a fault */
+    PL_CALL_ENDS
+} pl_call_end;
 
 /* One inference request, from its head to the end of its answer. In its exchange's arena: gone with
  * it. */
@@ -115,10 +121,9 @@ struct pl_front {
     pl_tokens scratch;
     pl_buf out; /* answers are composed here */
     pl_front_fault fault;
-    struct {
-        uint64_t received, finished, aborted, failed;
+    struct { /* received = failed + over + those under way */
+        uint64_t received, failed, over[PL_CALL_ENDS];
     } count[PL_FRONT_PATHS];
-    uint64_t cut; /* streams cut by a fault */
     pl_front_record *records;
     uint64_t records_n;
     pl_hist ttft, e2e;
