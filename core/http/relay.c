@@ -107,17 +107,19 @@ void pl_relay_error(pl_request *rq, int status, const char *code, double retry_a
     pl_answer_error(l, x, status, code, retry_after_seconds, own, n, message);
 }
 
-void pl_relay_broken(pl_request *rq, const char *message)
+void pl_relay_broken(pl_request *rq, enum pl_end_cause cause, const char *message)
 {
     pl_loop *l = rq->loop;
     pl_exchange *x = rq->x;
     pl_count(&l->metrics.streams_broken, 1);
     bool sse = rq->sse;
     pl_str close = pl_sse_tail_close(&rq->tail);
-    pl_proxy_over(rq, strstr(message, "engine was removed") ? PL_END_CUT : PL_END_ENGINE_FAILED);
+    pl_proxy_over(rq, cause);
+    bool cut = cause == PL_END_CUT;
     pl_buf event = {0};
     if (!sse || pl_buf_add(&event, close.p, close.n) != 0 ||
-        pl_api_error_event(x->head.path, 502, "engine_failed", message, &event) != 0) {
+        pl_api_error_event(x->head.path, cut ? 503 : 502, cut ? "cut" : "engine_failed", message,
+                           &event) != 0) {
         /* a body of another kind cannot say that it is incomplete: the missing end says it */
         pl_buf_free(&event);
         pl_exchange_abort(x);

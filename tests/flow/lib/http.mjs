@@ -94,6 +94,7 @@ export class Raw {
     return this.parts[0] ?? '';
   }
 
+  // What came until now does not count any more.
   forget() { this.parts = []; }
 
   send(bytes) {
