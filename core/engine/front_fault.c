@@ -98,7 +98,7 @@ void pl_fault_control(pl_front *f, pl_exchange *x)
     pl_front_send(x, 200, pl_fault_state(f));
 }
 
-static json_t *under_way(const pl_call *c)
+static json_t *under_way(const pl_front_call *c)
 {
     int prompt = 0, cached = 0, output = 0;
     bool running = false;
@@ -141,7 +141,7 @@ json_t *pl_front_requests(const pl_front *f)
                 paths, pl_front_paths[i].p,
                 counts_of(f->count[i].received, f->count[i].failed, f->count[i].over));
     }
-    for (const pl_call *c = f->calls; c; c = c->next)
+    for (const pl_front_call *c = f->calls; c; c = c->next)
         json_array_append_new(calls, under_way(c));
     uint64_t first = f->records_n > PL_FRONT_RECORDS ? f->records_n - PL_FRONT_RECORDS : 0;
     for (uint64_t i = first; i < f->records_n; i++) {
