@@ -146,7 +146,8 @@ if [ "$quick" = 0 ]; then
     headline "unit tests of what threads share (TSan)"
     unit build-tsan -R 'mailbox|queue|fleet|engine|breaker|ledger|log|hist|shared|decide|vm|reload|metrics'
     headline "load over several loops (TSan)"
-    PERILUNE="$PWD/build-tsan/perilune" flow flow-tsan tests/flow/load.test.mjs
+    PERILUNE="$PWD/build-tsan/perilune" flow flow-tsan tests/flow/load.test.mjs tests/flow/reload.test.mjs \
+        tests/flow/ledger.test.mjs tests/flow/matrix.test.mjs
 fi
 
 # --- fuzzing, briefly ------------------------------------------------------------------------------
