@@ -17,9 +17,9 @@
 typedef struct pl_policy_info {
     char name[64], file[512], sha256[65];
     uint32_t hooks;
-    double loaded_at; /* wall-clock seconds */
+    double loaded_at;                          /* wall-clock seconds */
     _Atomic uint64_t reloads, reload_failures; /* read by /metrics on any loop */
-    pl_vm_error last_error; /* of the last failed reload; message "" when none */
+    pl_vm_error last_error;                    /* of the last failed reload; message "" when none */
 } pl_policy_info;
 
 typedef struct pl_loop pl_loop;

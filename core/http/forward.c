@@ -247,6 +247,9 @@ int pl_forward(pl_request *rq, bool fresh)
     pl_arena *a = &rq->x->arena;
     pl_pool *pool = pl_loop_pool(l, rq->engine);
     pl_edits edits = rq->edits;
+    if (rq->decision.shrink_max_tokens >= 0 &&
+        pl_intake_shrink(rq, &edits, rq->decision.shrink_max_tokens) == 0 && !fresh)
+        pl_count(&l->metrics.shrunk, 1);
     set_rid(rq, &edits);
     pl_str *slices = pl_arena_alloc(a, (PL_EDITS_SLICES + 1) * sizeof *slices);
     if (!pool || !slices)

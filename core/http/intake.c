@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "http/json.h"
 #include "http/request.h"
 
 /* --- head
@@ -218,9 +219,11 @@ static int find_model(pl_request *rq)
         rq->ask.model = pl_view_model(rq->view, fallback);
         /* engines that serve several models need to be told which one was meant */
         pl_buf raw = {0};
+        pl_str quoted = {NULL, 0};
         if (rq->ask.model && pl_json_quote(&raw, fallback) == 0)
-            pl_edits_set(&rq->edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_MODEL,
-                         pl_arena_str(&rq->x->arena, pl_buf_str(&raw)));
+            quoted = pl_arena_str(&rq->x->arena, pl_buf_str(&raw));
+        if (quoted.p)
+            pl_edits_set(&rq->edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_MODEL, quoted);
         pl_buf_free(&raw);
     }
     if (rq->ask.model)
@@ -385,43 +388,90 @@ pl_str pl_intake_find_member(void *ctx, pl_str name)
  * --------------------------------------------------------------------------------------------------
  */
 
+/* What the engines generate when a request names no limit (vLLM's and SGLang's completions,
+ * SGLang's native API); the other APIs go on to the end of the context. */
+#define COMPLETIONS_DEFAULT_TOKENS 16
+#define GENERATE_DEFAULT_TOKENS    128
+
+static bool given(const pl_member *m)
+{
+    return m->type != PL_JSON_ABSENT && m->type != PL_JSON_NULL;
+}
+
+/* Negative limits mean none; what is no number is the engine's to refuse. */
 static bool lowers(const pl_member *m, double limit)
 {
     double v;
-    return pl_member_number(m, &v) != 0 || v < 0 || v > limit;
+    return pl_member_number(m, &v) == 0 && (v < 0 || v > limit);
 }
 
-int pl_intake_shrink(pl_request *rq, double max_tokens)
+static int shrink_sampling(pl_request *rq, pl_edits *edits, pl_str text)
 {
     pl_arena *a = &rq->x->arena;
-    pl_str body = rq->x->body, text = pl_arena_printf(a, "%.0f", max_tokens);
-    bool generates = rq->api == PL_API_CHAT || rq->api == PL_API_COMPLETIONS ||
-                     rq->api == PL_API_RESPONSES || rq->api == PL_API_MESSAGES ||
-                     rq->api == PL_API_GENERATE;
-    if (!text.p || !generates)
-        return PL_EINVALID;
-    if (rq->api == PL_API_GENERATE) {
-        const pl_member *sampling = &rq->scan->members[PL_MEMBER_SAMPLING_PARAMS];
-        if (sampling->type != PL_JSON_OBJECT)
-            return pl_edits_set(&rq->edits, a, body, rq->scan, PL_MEMBER_SAMPLING_PARAMS,
-                                pl_arena_printf(a, "{\"max_new_tokens\":%.0f}", max_tokens));
+    const pl_member *sampling = &rq->scan->members[PL_MEMBER_SAMPLING_PARAMS];
+    double limit = 0;
+    pl_str_double(text, &limit);
+    if (sampling->type == PL_JSON_OBJECT) {
+        size_t at = (size_t)(sampling->raw.p - rq->x->body.p);
         pl_member m = pl_object_find(sampling->raw, PL_STR("max_new_tokens"));
-        if (m.type != PL_JSON_ABSENT)
-            return lowers(&m, max_tokens)
-                       ? pl_edits_add(&rq->edits, (size_t)(m.raw.p - body.p), m.raw.n, text)
-                       : PL_EINVALID;
-        const char *inside = sampling->raw.p + 1;
-        while (strchr(" \t\r\n", *inside))
-            inside++;
-        return pl_edits_add(
-            &rq->edits, (size_t)(sampling->raw.p - body.p) + 1, 0,
-            pl_arena_printf(a, "\"max_new_tokens\":%.0f%s", max_tokens, *inside == '}' ? "" : ","));
+        if (given(&m))
+            return lowers(&m, limit) ? pl_edits_add(edits, at + (size_t)(m.raw.p - sampling->raw.p),
+                                                    m.raw.n, text)
+                                     : PL_EINVALID;
+        if (limit >= GENERATE_DEFAULT_TOKENS)
+            return PL_EINVALID;
+        if (m.type == PL_JSON_NULL)
+            return pl_edits_add(edits, at + (size_t)(m.raw.p - sampling->raw.p), m.raw.n, text);
+        pl_json j;
+        pl_json_name first;
+        pl_json_init(&j, sampling->raw, PL_JSON_DEPTH_MAX, false);
+        bool more = pl_json_enter(&j, '{') == 0 && pl_json_key(&j, &first) > 0;
+        pl_str member =
+            pl_arena_printf(a, "\"max_new_tokens\":%.*s%s", PL_FMT(text), more ? "," : "");
+        return member.p ? pl_edits_add(edits, at + 1, 0, member) : PL_ENOMEM;
     }
-    pl_member_id plain =
-        rq->api == PL_API_RESPONSES ? PL_MEMBER_MAX_OUTPUT_TOKENS : PL_MEMBER_MAX_TOKENS;
-    bool newer = rq->scan->members[PL_MEMBER_MAX_COMPLETION_TOKENS].type != PL_JSON_ABSENT;
-    pl_member_id id = newer ? PL_MEMBER_MAX_COMPLETION_TOKENS : plain;
-    if (!lowers(&rq->scan->members[id], max_tokens))
+    /* a list has parameters for each prompt of a batch: left as it is */
+    if (given(sampling) || limit >= GENERATE_DEFAULT_TOKENS)
         return PL_EINVALID;
-    return pl_edits_set(&rq->edits, a, body, rq->scan, id, text);
+    pl_str raw = pl_arena_printf(a, "{\"max_new_tokens\":%.*s}", PL_FMT(text));
+    return raw.p ? pl_edits_set(edits, a, rq->x->body, rq->scan, PL_MEMBER_SAMPLING_PARAMS, raw)
+                 : PL_ENOMEM;
+}
+
+int pl_intake_shrink(pl_request *rq, pl_edits *edits, double max_tokens)
+{
+    pl_arena *a = &rq->x->arena;
+    const pl_member *members = rq->scan->members;
+    pl_str text = pl_arena_printf(a, "%.0f", max_tokens);
+    if (!text.p)
+        return PL_ENOMEM;
+    pl_member_id names[2];
+    int n = 0;
+    switch (rq->api) {
+    case PL_API_GENERATE:
+        return shrink_sampling(rq, edits, text);
+    case PL_API_CHAT: /* engines differ in which one counts when both are there */
+        names[n++] = PL_MEMBER_MAX_TOKENS;
+        names[n++] = PL_MEMBER_MAX_COMPLETION_TOKENS;
+        break;
+    case PL_API_COMPLETIONS:
+    case PL_API_MESSAGES:
+        names[n++] = PL_MEMBER_MAX_TOKENS;
+        break;
+    case PL_API_RESPONSES:
+        names[n++] = PL_MEMBER_MAX_OUTPUT_TOKENS;
+        break;
+    default:
+        return PL_EINVALID; /* nothing is generated there */
+    }
+    int rc = PL_EINVALID;
+    bool any = false;
+    for (int i = 0; i < n; i++) {
+        any |= given(&members[names[i]]);
+        if (lowers(&members[names[i]], max_tokens))
+            rc = pl_edits_set(edits, a, rq->x->body, rq->scan, names[i], text);
+    }
+    if (any || (rq->api == PL_API_COMPLETIONS && max_tokens >= COMPLETIONS_DEFAULT_TOKENS))
+        return rc;
+    return pl_edits_set(edits, a, rq->x->body, rq->scan, names[0], text);
 }

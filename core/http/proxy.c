@@ -316,8 +316,6 @@ static int decide_once(pl_request *rq)
     }
     if (!begin_try(rq, d->worker))
         return 0;
-    if (d->shrink_max_tokens >= 0 && pl_intake_shrink(rq, d->shrink_max_tokens) == 0)
-        pl_count(&l->metrics.shrunk, 1);
     rq->state = PL_RQ_CALLING;
     rq->attempts++;
     if (pl_forward(rq, false) != 0)
@@ -397,7 +395,8 @@ void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
     if (rq->state == PL_RQ_STREAMING) {
         /* its head was a success; its end is not */
         pl_breaker_failure(rq->engine, &l->router->config.decider.breaker, pl_now_ns(), false);
-        pl_relay_broken(rq, "the engine ended the stream before it was complete");
+        pl_relay_broken(rq, PL_END_ENGINE_FAILED,
+                        "the engine ended the stream before it was complete");
         return;
     }
     if (pl_proxy_may_retry(rq, status)) {
@@ -498,7 +497,7 @@ static void cut(pl_request *rq, const char *why)
     pl_count(&l->metrics.engine_cut, 1);
     pl_proxy_end_try(rq, -1);
     if (rq->state == PL_RQ_STREAMING)
-        pl_relay_broken(rq, why);
+        pl_relay_broken(rq, PL_END_CUT, why);
     else
         pl_relay_error(rq, 503, "cut", 1, "%s", why);
 }

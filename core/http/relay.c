@@ -107,17 +107,19 @@ void pl_relay_error(pl_request *rq, int status, const char *code, double retry_a
     pl_answer_error(l, x, status, code, retry_after_seconds, own, n, message);
 }
 
-void pl_relay_broken(pl_request *rq, const char *message)
+void pl_relay_broken(pl_request *rq, enum pl_end_cause cause, const char *message)
 {
     pl_loop *l = rq->loop;
     pl_exchange *x = rq->x;
     pl_count(&l->metrics.streams_broken, 1);
     bool sse = rq->sse;
     pl_str close = pl_sse_tail_close(&rq->tail);
-    pl_proxy_over(rq, strstr(message, "engine was removed") ? PL_END_CUT : PL_END_ENGINE_FAILED);
+    pl_proxy_over(rq, cause);
+    bool cut = cause == PL_END_CUT;
     pl_buf event = {0};
     if (!sse || pl_buf_add(&event, close.p, close.n) != 0 ||
-        pl_api_error_event(x->head.path, 502, "engine_failed", message, &event) != 0) {
+        pl_api_error_event(x->head.path, cut ? 503 : 502, cut ? "cut" : "engine_failed", message,
+                           &event) != 0) {
         /* a body of another kind cannot say that it is incomplete: the missing end says it */
         pl_buf_free(&event);
         pl_exchange_abort(x);
@@ -235,24 +237,34 @@ static void pause_when(pl_request *rq, bool backlog)
 static int on_event(void *ctx, const pl_sse_event *ev)
 {
     pl_request *rq = ctx;
-    bool mentions = ev->data.n && memmem(ev->data.p, ev->data.n, "usage", 5) != NULL;
-    if (mentions)
-        pl_usage_read(ev->data, &rq->usage);
+    bool told = pl_usage_read(ev->data, &rq->usage);
     if (!rq->swallow_usage)
         return 0;
-    if (mentions && pl_usage_only_chunk(ev->data)) {
+    if (told && pl_usage_only_chunk(ev->data)) {
         pl_count(&rq->loop->metrics.usage_swallowed, 1);
         return 0;
     }
     return pl_buf_add(&rq->answer, ev->raw.p, ev->raw.n);
 }
 
-/* Reads events for usage; with swallow_usage, what is to be passed on gathers in rq->answer. */
+/* Reads events for usage; with swallow_usage, what is to be passed on gathers in rq->answer. An
+ * event that is too big to be held ends the reading, not the stream: from then on bytes pass
+ * unread. PL_ENOMEM loses bytes. */
 static int read_events(pl_request *rq, const pl_str *slices, int n)
 {
-    int rc = 0;
-    for (int i = 0; i < n && rc == 0; i++)
+    int rc = 0, i = 0;
+    for (; i < n && rc == 0; i++)
         rc = pl_sse_feed(rq->events, slices[i], on_event, rq);
+    if (rc != PL_ELIMIT)
+        return rc;
+    rc = 0;
+    if (rq->swallow_usage) {
+        pl_str rest = pl_sse_rest(rq->events);
+        rc = pl_buf_add(&rq->answer, rest.p, rest.n);
+        for (; i < n && rc == 0; i++)
+            rc = pl_buf_add(&rq->answer, slices[i].p, slices[i].n);
+    }
+    rq->events_unreadable = true;
     return rc;
 }
 
@@ -286,10 +298,9 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
     pl_count(&l->metrics.body_bytes_out, bytes);
 
     pl_str gathered;
-    if (rq->events) {
+    if (rq->events && !rq->events_unreadable) {
         if (read_events(rq, slices, n) != 0) {
-            /* an event too big to be held: only an engine out of its mind sends one */
-            pl_proxy_failed(rq, PL_ELIMIT, 0, "an event of the stream is too large");
+            pl_proxy_failed(rq, PL_ENOMEM, 0, "the router is out of memory");
             return;
         }
         if (rq->swallow_usage) {
@@ -297,6 +308,8 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
             rq->answer.n = 0;
             slices = &gathered;
             n = 1;
+            if (rq->events_unreadable)
+                rq->swallow_usage = false;
             if (gathered.n == 0)
                 return;
         }

@@ -61,10 +61,11 @@ struct pl_request {
     bool source_paused;
     uint64_t first_byte_ns; /* 0 before */
     pl_sse_tail tail;
-    bool want_usage;    /* a hook will ask for it */
-    bool swallow_usage; /* the router asked for the usage chunk, the client did not */
-    pl_sse *events;     /* heap; only when want_usage or swallow_usage on a stream */
-    pl_buf answer;      /* copy of a whole JSON answer, for usage; bounded */
+    bool want_usage;        /* a hook will ask for it */
+    bool swallow_usage;     /* the router asked for the usage chunk, the client did not */
+    pl_sse *events;         /* heap; only when want_usage or swallow_usage on a stream */
+    bool events_unreadable; /* an event was too big: the rest passes unread */
+    pl_buf answer;          /* copy of a whole JSON answer, for usage; bounded */
     pl_usage usage;
 };
 
@@ -74,8 +75,8 @@ struct pl_request {
 bool pl_intake_head(pl_loop *l, pl_exchange *x);
 /* Scans the body and fills the request; 0, or the request was answered (and must be freed). */
 int pl_intake_body(pl_request *rq);
-/* Sets the output limit in the body (SHRINK); 0 when it was lowered. */
-int pl_intake_shrink(pl_request *rq, double max_tokens);
+/* Adds to a try's edits what lowers the output limit (SHRINK); 0 when it is lowered. */
+int pl_intake_shrink(pl_request *rq, pl_edits *edits, double max_tokens);
 /* The string value of a member for use after the body was given back; {NULL,0} when there is none.
  */
 pl_str pl_intake_kept_string(pl_request *rq, pl_member_id id);
@@ -99,9 +100,9 @@ pl_pool *pl_loop_pool(pl_loop *l, const pl_engine *e);
 void pl_relay_head(pl_request *rq, const pl_head *head);
 void pl_relay_body(pl_request *rq, const pl_str *slices, int n);
 void pl_relay_end(pl_request *rq);
-/* The engine broke off after the head had gone out: ends the client's answer as honestly as its
- * shape allows. */
-void pl_relay_broken(pl_request *rq, const char *message);
+/* The answer breaks off after the head had gone out (PL_END_ENGINE_FAILED or PL_END_CUT): ends the
+ * client's answer as honestly as its shape allows. */
+void pl_relay_broken(pl_request *rq, enum pl_end_cause cause, const char *message);
 /* An error answer of the router's own, in the API's shape. retry_after_seconds < 0: no header. */
 void pl_relay_error(pl_request *rq, int status, const char *code, double retry_after_seconds,
                     const char *fmt, ...) __attribute__((format(printf, 5, 6)));

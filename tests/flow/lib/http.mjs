@@ -94,6 +94,9 @@ export class Raw {
     return this.parts[0] ?? '';
   }
 
+  // What came until now does not count any more.
+  forget() { this.parts = []; }
+
   send(bytes) {
     return new Promise((resolve) => { this.socket.write(bytes, resolve); });
   }
