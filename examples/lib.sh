@@ -81,11 +81,11 @@ install_missing() {
     # shellcheck disable=SC2086 # lists on purpose
     case "$distro" in
         debian-* | ubuntu-*)
-            as_root apt-get update -q >&2 || say "warning: apt-get update failed"
+            as_root apt-get update -qq >/dev/null || say "warning: apt-get update failed"
             removals=$(apt-get -s --no-install-recommends install $missing | grep '^Remv ') || :
             [ -z "$removals" ] || die "that would remove packages, so nothing was done: $removals"
             as_root env DEBIAN_FRONTEND=noninteractive \
-                apt-get install -qq -y --no-install-recommends $missing >&2 ;;
+                apt-get install -qq -y --no-install-recommends $missing >/dev/null ;;
         fedora) as_root dnf install -y --setopt=install_weak_deps=False $missing >&2 ;;
         alpine) as_root apk add $missing >&2 ;;
     esac || die "could not install:$missing"
