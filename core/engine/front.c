@@ -139,18 +139,18 @@ pl_str pl_front_request_id(pl_front *f, pl_exchange *x)
 
 static void infer(pl_front *f, pl_exchange *x, int path)
 {
-    pl_call *c = pl_call_begin(f, x, path);
+    pl_front_call *c = pl_front_call_begin(f, x, path);
     if (!c) {
         pl_front_error(f, x, 500, "%s", pl_strerror(PL_ENOMEM));
         return;
     }
     c->fault = pl_fault_draw(f);
     if (c->fault == PL_FAULT_REFUSE) {
-        pl_call_cut(c);
+        pl_front_call_cut(c);
         return;
     }
     if (c->fault == PL_FAULT_500) {
-        pl_call_refuse(c, 500, "Internal server error (a fault on demand)");
+        pl_front_call_refuse(c, 500, "Internal server error (a fault on demand)");
         return;
     }
     if (c->fault == PL_FAULT_HANG)
@@ -163,7 +163,7 @@ static void infer(pl_front *f, pl_exchange *x, int path)
         f->scratch.n = 0;
         rc = pl_tokens_mark(&f->scratch, PL_MARK_USER);
         if (rc == 0)
-            rc = pl_call_submit(c, 1, 0, 0);
+            rc = pl_front_call_submit(c, 1, 0, 0);
     } else {
         json_error_t je;
         json_t *body = json_loadb(x->body.p ? x->body.p : "", x->body.n, 0, &je);
@@ -172,14 +172,14 @@ static void infer(pl_front *f, pl_exchange *x, int path)
             snprintf(why, sizeof why, "The body is not a JSON object: %s",
                      body ? "it is another value" : je.text);
             json_decref(body);
-            pl_call_refuse(c, 400, why);
+            pl_front_call_refuse(c, 400, why);
             return;
         }
-        rc = pl_call_parse(c, body, &status, &eb);
+        rc = pl_front_call_parse(c, body, &status, &eb);
         json_decref(body);
     }
     if (rc != 0)
-        pl_call_refuse(c, status, eb.text[0] ? eb.text : pl_strerror(rc));
+        pl_front_call_refuse(c, status, eb.text[0] ? eb.text : pl_strerror(rc));
     else
         pl_front_arm(f);
 }
@@ -205,16 +205,16 @@ static void on_request(void *ctx, pl_exchange *x)
 static void on_gone(void *ctx, pl_exchange *x)
 {
     if (x->user)
-        pl_call_gone(x->user);
+        pl_front_call_gone(x->user);
 }
 
 static void on_drain(void *ctx, pl_exchange *x)
 {
-    pl_call *c = x->user;
+    pl_front_call *c = x->user;
     if (!c)
         return;
     c->paused = false;
-    pl_call_pump(c);
+    pl_front_call_pump(c);
 }
 
 /* --- the loop --- */

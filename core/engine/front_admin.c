@@ -310,11 +310,11 @@ static void abort_request(pl_front *f, pl_exchange *x)
     const json_t *rid = json_object_get(body, "rid");
     bool all = json_is_true(json_object_get(body, "abort_all"));
     pl_str prefix = {json_string_value(rid), json_string_length(rid)};
-    for (pl_call *c = f->calls, *next; c; c = next) {
+    for (pl_front_call *c = f->calls, *next; c; c = next) {
         next = c->next;
         if (all ||
             (prefix.n && (pl_str_starts(c->id, prefix) || pl_str_starts(c->request_id, prefix))))
-            pl_call_abort(c);
+            pl_front_call_abort(c);
     }
     json_decref(body);
     empty(x);

@@ -30,14 +30,14 @@ static json_t *text_of(const pl_part *p)
     return v;
 }
 
-static const char *reason_of(const pl_call *c)
+static const char *reason_of(const pl_front_call *c)
 {
     if (c->aborted)
         return "abort";
     return c->limited ? "length" : "stop";
 }
 
-static const char *stop_reason_of(const pl_call *c)
+static const char *stop_reason_of(const pl_front_call *c)
 {
     return c->limited ? "max_tokens" : "end_turn";
 }
@@ -47,7 +47,7 @@ typedef struct totals {
 } totals;
 
 /* Choices of one prompt share it: it is counted once, as it was found the first time. */
-static totals sum(const pl_call *c)
+static totals sum(const pl_front_call *c)
 {
     totals t = {0};
     for (int i = 0; i < c->parts_n; i++) {
@@ -60,7 +60,7 @@ static totals sum(const pl_call *c)
     return t;
 }
 
-static json_t *usage_of(const pl_call *c)
+static json_t *usage_of(const pl_front_call *c)
 {
     totals t = sum(c);
     return json_pack("{s:i,s:i,s:i,s:{s:i}}", "prompt_tokens", t.prompt, "completion_tokens",
@@ -68,7 +68,7 @@ static json_t *usage_of(const pl_call *c)
                      "cached_tokens", t.cached);
 }
 
-static json_t *anthropic_usage(const pl_call *c, int output)
+static json_t *anthropic_usage(const pl_front_call *c, int output)
 {
     totals t = sum(c);
     return json_pack("{s:i,s:i,s:i,s:i}", "input_tokens", t.prompt - t.cached,
@@ -83,7 +83,7 @@ static double grade(const pl_part *p, int k)
     return pl_rng_unit(&r);
 }
 
-static pl_str id_with(pl_call *c, const char *prefix)
+static pl_str id_with(pl_front_call *c, const char *prefix)
 {
     pl_str id = pl_arena_printf(&c->x->arena, "%s%.*s", prefix, PL_FMT(c->id));
     return id.p ? id : c->id;
@@ -96,7 +96,7 @@ static json_t *str(pl_str s)
 
 /* --- whole answers --- */
 
-static json_t *chat_answer(pl_call *c)
+static json_t *chat_answer(pl_front_call *c)
 {
     json_t *choices = json_array();
     bool chat = c->api == PL_API_CHAT;
@@ -115,7 +115,7 @@ static json_t *chat_answer(pl_call *c)
                      usage_of(c));
 }
 
-static json_t *messages_answer(pl_call *c)
+static json_t *messages_answer(pl_front_call *c)
 {
     return json_pack("{s:o,s:s,s:s,s:o,s:[{s:s,s:o}],s:s,s:n,s:o}", "id", str(id_with(c, "msg_")),
                      "type", "message", "role", "assistant", "model", str(c->model), "content",
@@ -124,7 +124,7 @@ static json_t *messages_answer(pl_call *c)
                      anthropic_usage(c, c->parts[0].ready));
 }
 
-static json_t *response_message(pl_call *c, bool over)
+static json_t *response_message(pl_front_call *c, bool over)
 {
     json_t *content = over ? json_pack("[{s:s,s:o,s:[],s:[]}]", "type", "output_text", "text",
                                        text_of(&c->parts[0]), "annotations", "logprobs")
@@ -134,7 +134,7 @@ static json_t *response_message(pl_call *c, bool over)
                      content);
 }
 
-static json_t *response(pl_call *c, bool over)
+static json_t *response(pl_front_call *c, bool over)
 {
     totals t = sum(c);
     bool cut = over && c->limited;
@@ -166,7 +166,7 @@ static json_t *response(pl_call *c, bool over)
 /* SGLang's own form: the text so far, its ids, what is known. */
 static json_t *generated(pl_part *p, int n, bool over)
 {
-    pl_call *c = p->call;
+    pl_front_call *c = p->call;
     pl_buf text = {0};
     json_t *ids = json_array(), *reason = json_null();
     int rc = add_text(&text, p, n);
@@ -190,7 +190,7 @@ static json_t *generated(pl_part *p, int n, bool over)
     return v;
 }
 
-static json_t *generate_answer(pl_call *c)
+static json_t *generate_answer(pl_front_call *c)
 {
     if (!c->batch)
         return generated(&c->parts[0], c->parts[0].ready, true);
@@ -220,7 +220,7 @@ static json_t *base64_floats(const float *v, int n)
     return s;
 }
 
-static json_t *embedding(const pl_call *c, const pl_part *p)
+static json_t *embedding(const pl_front_call *c, const pl_part *p)
 {
     float *v = malloc((size_t)c->dimensions * sizeof *v);
     if (!v)
@@ -239,7 +239,7 @@ static json_t *embedding(const pl_call *c, const pl_part *p)
     return out;
 }
 
-static json_t *list_answer(pl_call *c)
+static json_t *list_answer(pl_front_call *c)
 {
     json_t *data = json_array();
     for (int i = 0; i < c->parts_n; i++) {
@@ -264,7 +264,7 @@ static json_t *list_answer(pl_call *c)
                      "usage", usage_of(c));
 }
 
-static json_t *items_answer(pl_call *c)
+static json_t *items_answer(pl_front_call *c)
 {
     json_t *scores = json_array();
     for (int i = 0; i < c->parts_n; i++) {
@@ -276,7 +276,7 @@ static json_t *items_answer(pl_call *c)
 }
 
 /* Best first: a bare list as SGLang gives it, or vLLM's object. */
-static json_t *rerank_answer(pl_call *c)
+static json_t *rerank_answer(pl_front_call *c)
 {
     int *order = malloc((size_t)c->parts_n * sizeof *order);
     json_t *list = json_array();
@@ -318,7 +318,7 @@ static int dump(json_t *v, pl_buf *out)
     return rc;
 }
 
-int pl_call_answer(pl_call *c)
+int pl_front_call_answer(pl_front_call *c)
 {
     json_t *v;
     switch (c->api) {
@@ -351,7 +351,7 @@ int pl_call_answer(pl_call *c)
 /* --- streams --- */
 
 /* event: <type> and data, as the Responses and Messages APIs have it. */
-static int event(pl_call *c, pl_buf *out, const char *type, json_t *v)
+static int event(pl_front_call *c, pl_buf *out, const char *type, json_t *v)
 {
     if (!v)
         return PL_ENOMEM;
@@ -368,7 +368,7 @@ static int event(pl_call *c, pl_buf *out, const char *type, json_t *v)
 }
 
 /* The start of an OpenAI chunk, up to its choices. */
-static int chunk_head(const pl_call *c, pl_buf *out)
+static int chunk_head(const pl_front_call *c, pl_buf *out)
 {
     return pl_buf_addf(out, "data: {\"id\":%.*s,\"object\":\"%s\",\"created\":%lld,\"model\":%.*s,",
                        PL_FMT(c->qid),
@@ -379,7 +379,7 @@ static int chunk_head(const pl_call *c, pl_buf *out)
 /* What stands around each token's text, made once. */
 static int around(pl_part *p)
 {
-    pl_call *c = p->call;
+    pl_front_call *c = p->call;
     pl_arena *a = &c->x->arena;
     bool chat = c->api == PL_API_CHAT;
     if (c->api == PL_API_CHAT || c->api == PL_API_COMPLETIONS) {
@@ -397,12 +397,12 @@ static int around(pl_part *p)
                            "\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"");
         p->after = PL_STR("\"}}\n\n");
     } else {
-        return 0; /* each event differs: pl_call_stream_token */
+        return 0; /* each event differs: pl_front_call_stream_token */
     }
     return p->before.p ? 0 : PL_ENOMEM;
 }
 
-int pl_call_stream_begin(pl_call *c, pl_buf *out)
+int pl_front_call_stream_begin(pl_front_call *c, pl_buf *out)
 {
     const char *prefix = "";
     if (c->front->vllm && c->api == PL_API_CHAT)
@@ -453,9 +453,9 @@ int pl_call_stream_begin(pl_call *c, pl_buf *out)
     return rc;
 }
 
-int pl_call_stream_token(pl_part *p, int i, pl_buf *out)
+int pl_front_call_stream_token(pl_part *p, int i, pl_buf *out)
 {
-    pl_call *c = p->call;
+    pl_front_call *c = p->call;
     if (c->api == PL_API_GENERATE) {
         bool last = i + 1 == p->want && p->done;
         int rc = pl_buf_add(out, "data: ", 6);
@@ -476,9 +476,9 @@ int pl_call_stream_token(pl_part *p, int i, pl_buf *out)
         (int)(id >> 16 & 0xff), (int)(id >> 24));
 }
 
-int pl_call_stream_part_end(pl_part *p, pl_buf *out)
+int pl_front_call_stream_part_end(pl_part *p, pl_buf *out)
 {
-    pl_call *c = p->call;
+    pl_front_call *c = p->call;
     int rc = 0;
     if (c->api == PL_API_CHAT || c->api == PL_API_COMPLETIONS) {
         rc = chunk_head(c, out);
@@ -498,7 +498,7 @@ int pl_call_stream_part_end(pl_part *p, pl_buf *out)
     return rc;
 }
 
-int pl_call_stream_end(pl_call *c, pl_buf *out)
+int pl_front_call_stream_end(pl_front_call *c, pl_buf *out)
 {
     int rc = 0;
     if (c->api == PL_API_MESSAGES) {

@@ -35,7 +35,7 @@ const int pl_front_apis[PL_FRONT_PATHS] = {PL_API_CHAT,     PL_API_COMPLETIONS, 
 
 /* --- beginnings and ends --- */
 
-static void remember(pl_front *f, pl_call *c, pl_call_end end)
+static void remember(pl_front *f, pl_front_call *c, pl_front_call_end end)
 {
     pl_front_record *r = &f->records[f->records_n++ % PL_FRONT_RECORDS];
     *r = (pl_front_record){.path = c->path, .end = (int)end};
@@ -49,7 +49,7 @@ static void remember(pl_front *f, pl_call *c, pl_call_end end)
 }
 
 /* Takes the call out of the engine and the books; the caller answers or has lost the client. */
-static void leave_books(pl_call *c)
+static void leave_books(pl_front_call *c)
 {
     pl_front *f = c->front;
     for (int i = 0; i < c->parts_n; i++)
@@ -69,29 +69,26 @@ static void leave_books(pl_call *c)
 }
 
 /* The end of a call whose record matters: all but those refused before they began. */
-static void conclude(pl_call *c, pl_call_end end)
+static void conclude(pl_front_call *c, pl_front_call_end end)
 {
     pl_front *f = c->front;
     if (end == PL_CALL_DONE && c->aborted)
         end = PL_CALL_ABORTED;
     remember(f, c, end);
-    if (end == PL_CALL_DONE) {
-        f->count[c->path].finished++;
+    f->count[c->path].over[end]++;
+    if (end == PL_CALL_DONE)
         pl_hist_observe(&f->e2e, (uint64_t)(pl_front_now_us(f) - c->arrived_us) * 1000);
-    } else {
-        f->count[c->path].aborted++;
-    }
     leave_books(c);
 }
 
-void pl_call_gone(pl_call *c)
+void pl_front_call_gone(pl_front_call *c)
 {
     conclude(c, PL_CALL_GONE);
 }
 
-pl_call *pl_call_begin(pl_front *f, pl_exchange *x, int path)
+pl_front_call *pl_front_call_begin(pl_front *f, pl_exchange *x, int path)
 {
-    pl_call *c = pl_arena_zalloc(&x->arena, sizeof *c);
+    pl_front_call *c = pl_arena_zalloc(&x->arena, sizeof *c);
     if (!c)
         return NULL;
     c->front = f;
@@ -118,7 +115,7 @@ pl_call *pl_call_begin(pl_front *f, pl_exchange *x, int path)
     return c;
 }
 
-void pl_call_refuse(pl_call *c, int status, const char *message)
+void pl_front_call_refuse(pl_front_call *c, int status, const char *message)
 {
     pl_front *f = c->front;
     pl_exchange *x = c->x;
@@ -132,7 +129,7 @@ void pl_call_refuse(pl_call *c, int status, const char *message)
 static void on_tokens(void *user, int64_t now_us, int from, int n)
 {
     pl_part *p = user;
-    pl_call *c = p->call;
+    pl_front_call *c = p->call;
     p->ready += n;
     p->cached = pl_sim_cached_tokens(p->req);
     if (c->first_us < 0) {
@@ -140,24 +137,24 @@ static void on_tokens(void *user, int64_t now_us, int from, int n)
         pl_hist_observe(&c->front->ttft, (uint64_t)(now_us - c->arrived_us) * 1000);
     }
     if (c->stream)
-        pl_call_pump(c);
+        pl_front_call_pump(c);
 }
 
 static void on_finish(void *user, int64_t now_us, pl_sim_finish why)
 {
     pl_part *p = user;
-    pl_call *c = p->call;
+    pl_front_call *c = p->call;
     p->cached = pl_sim_cached_tokens(p->req);
     p->req = NULL;
     p->done = true;
     c->parts_done++;
     c->aborted |= why == PL_SIM_REFUSED;
-    pl_call_pump(c);
+    pl_front_call_pump(c);
 }
 
 static const pl_sim_events events = {on_tokens, on_finish};
 
-int pl_call_submit(pl_call *c, int want, int priority, uint64_t seed)
+int pl_front_call_submit(pl_front_call *c, int want, int priority, uint64_t seed)
 {
     pl_front *f = c->front;
     /* Parts are the callbacks' user data, so the array must not move once it is used. */
@@ -182,14 +179,14 @@ int pl_call_submit(pl_call *c, int want, int priority, uint64_t seed)
 
 static void on_delay(pl_timer *t)
 {
-    pl_call *c = (pl_call *)(void *)((char *)t - offsetof(pl_call, timer));
+    pl_front_call *c = (pl_front_call *)(void *)((char *)t - offsetof(pl_front_call, timer));
     c->delayed = false;
     c->released = true;
-    pl_call_pump(c);
+    pl_front_call_pump(c);
 }
 
 /* The slow fault: true when the next chunk has to wait. */
-static bool hold_back(pl_call *c)
+static bool hold_back(pl_front_call *c)
 {
     if (c->fault != PL_FAULT_SLOW || c->released)
         return false;
@@ -198,15 +195,14 @@ static bool hold_back(pl_call *c)
     return true;
 }
 
-void pl_call_cut(pl_call *c)
+void pl_front_call_cut(pl_front_call *c)
 {
     pl_exchange *x = c->x;
-    c->front->cut++;
     conclude(c, PL_CALL_CUT);
     pl_exchange_abort(x);
 }
 
-static void start_stream(pl_call *c)
+static void start_stream(pl_front_call *c)
 {
     pl_header h[3] = {{PL_STR("content-type"), PL_STR("text/event-stream; charset=utf-8")},
                       {PL_STR("cache-control"), PL_STR("no-cache")},
@@ -215,7 +211,7 @@ static void start_stream(pl_call *c)
     pl_exchange_release_body(c->x);
 }
 
-static bool write_out(pl_call *c, pl_buf *out)
+static bool write_out(pl_front_call *c, pl_buf *out)
 {
     pl_str s = pl_buf_str(out);
     return s.n && pl_exchange_write(c->x, &s, 1);
@@ -224,13 +220,13 @@ static bool write_out(pl_call *c, pl_buf *out)
 /* One token's event. */
 static int write_token(pl_part *p)
 {
-    pl_call *c = p->call;
+    pl_front_call *c = p->call;
     pl_buf *out = &c->front->out;
     int i = p->sent++;
     c->chunks++;
     if (!p->before.p) {
         out->n = 0;
-        int rc = pl_call_stream_token(p, i, out);
+        int rc = pl_front_call_stream_token(p, i, out);
         c->paused = write_out(c, out);
         return rc;
     }
@@ -244,7 +240,7 @@ static int write_token(pl_part *p)
 /* Writes a part's tokens as far as it may; 1 when it has to stop, negative when it failed. */
 static int pump_part(pl_part *p)
 {
-    pl_call *c = p->call;
+    pl_front_call *c = p->call;
     /* /generate tells the last token and the end in one event. */
     bool joined = c->api == PL_API_GENERATE;
     while (p->sent < p->ready && !(joined && p->sent + 1 == p->want && !p->done)) {
@@ -263,7 +259,7 @@ static int pump_part(pl_part *p)
         pl_buf *out = &c->front->out;
         out->n = 0;
         p->told = true;
-        int rc = pl_call_stream_part_end(p, out);
+        int rc = pl_front_call_stream_part_end(p, out);
         c->paused |= write_out(c, out);
         if (rc != 0)
             return rc;
@@ -271,7 +267,7 @@ static int pump_part(pl_part *p)
     return 0;
 }
 
-static void pump_stream(pl_call *c)
+static void pump_stream(pl_front_call *c)
 {
     pl_buf *out = &c->front->out;
     int rc = 0;
@@ -280,7 +276,7 @@ static void pump_stream(pl_call *c)
     if (!pl_exchange_started(c->x)) {
         start_stream(c);
         out->n = 0;
-        rc = pl_call_stream_begin(c, out);
+        rc = pl_front_call_stream_begin(c, out);
         c->paused = write_out(c, out);
     }
     int told = 0;
@@ -289,14 +285,14 @@ static void pump_stream(pl_call *c)
         told += c->parts[i].told;
     }
     if (rc < 0) {
-        pl_call_cut(c);
+        pl_front_call_cut(c);
         return;
     }
     if (rc > 0 || told < c->parts_n)
         return;
     out->n = 0;
-    if (pl_call_stream_end(c, out) != 0) {
-        pl_call_cut(c);
+    if (pl_front_call_stream_end(c, out) != 0) {
+        pl_front_call_cut(c);
         return;
     }
     pl_exchange *x = c->x;
@@ -305,7 +301,7 @@ static void pump_stream(pl_call *c)
     pl_exchange_end(x);
 }
 
-void pl_call_pump(pl_call *c)
+void pl_front_call_pump(pl_front_call *c)
 {
     if (c->stream) {
         pump_stream(c);
@@ -318,13 +314,13 @@ void pl_call_pump(pl_call *c)
     int rc = 0;
     f->out.n = 0;
     if (c->api != PL_API_OTHER)
-        rc = pl_call_answer(c);
+        rc = pl_front_call_answer(c);
     if (c->fault == PL_FAULT_RESET && rc == 0) { /* in the middle of the body */
         pl_header type = {PL_STR("content-type"), PL_STR("application/json")};
         pl_str half = {f->out.p, f->out.n / 2};
         pl_exchange_start(x, 200, &type, 1, f->out.n);
         pl_exchange_write(x, &half, 1);
-        pl_call_cut(c);
+        pl_front_call_cut(c);
         return;
     }
     pl_str id = c->request_id; /* in the exchange's arena, as the call is */
@@ -335,7 +331,7 @@ void pl_call_pump(pl_call *c)
         pl_front_json(x, 200, id, pl_buf_str(&f->out));
 }
 
-void pl_call_abort(pl_call *c)
+void pl_front_call_abort(pl_front_call *c)
 {
     pl_front *f = c->front;
     for (int i = 0; i < c->parts_n; i++) {
@@ -349,5 +345,5 @@ void pl_call_abort(pl_call *c)
     }
     c->aborted = true;
     if (c->parts_n) /* a hanging call stays as it is */
-        pl_call_pump(c);
+        pl_front_call_pump(c);
 }

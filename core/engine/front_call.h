@@ -15,11 +15,11 @@
 #include "policy_abi.h"
 
 typedef struct pl_front pl_front;
-typedef struct pl_call pl_call;
+typedef struct pl_front_call pl_front_call;
 
 /* One prompt of a call: a choice, an input, a document. */
 typedef struct pl_part {
-    pl_call *call;
+    pl_front_call *call;
     pl_sim_req *req; /* NULL before and after it is in the engine */
     int index;
     int prompt, want, cached; /* tokens */
@@ -29,12 +29,18 @@ typedef struct pl_part {
     pl_str before, after;     /* streams: what stands around a token's text in its event */
 } pl_part;
 
-typedef enum pl_call_end { PL_CALL_DONE, PL_CALL_GONE, PL_CALL_ABORTED, PL_CALL_CUT } pl_call_end;
+typedef enum pl_front_call_end {
+    PL_CALL_DONE,
+    PL_CALL_GONE,    /* the client left */
+    PL_CALL_ABORTED, /* by /abort_request */
+    PL_CALL_CUT,     /* by a fault */
+    PL_CALL_ENDS
+} pl_front_call_end;
 
 /* One inference request, from its head to the end of its answer. In its exchange's arena: gone with
  * it. */
-struct pl_call {
-    pl_call *next, **pprev; /* front->calls */
+struct pl_front_call {
+    pl_front_call *next, **pprev; /* front->calls */
     pl_front *front;
     pl_exchange *x;
     int api; /* enum pl_api_kind */
@@ -110,15 +116,14 @@ struct pl_front {
     bool stepping; /* pl_sim_step is on the stack */
     uint64_t start_ns;
     uint64_t next_id;
-    pl_call *calls;
+    pl_front_call *calls;
     int calls_n;
     pl_tokens scratch;
     pl_buf out; /* answers are composed here */
     pl_front_fault fault;
-    struct {
-        uint64_t received, finished, aborted, failed;
+    struct { /* received = failed + over + those under way */
+        uint64_t received, failed, over[PL_CALL_ENDS];
     } count[PL_FRONT_PATHS];
-    uint64_t cut; /* streams cut by a fault */
     pl_front_record *records;
     uint64_t records_n;
     pl_hist ttft, e2e;
@@ -128,19 +133,19 @@ struct pl_front {
 extern const pl_str pl_front_paths[PL_FRONT_PATHS]; /* all that put work into the engine */
 extern const int pl_front_apis[PL_FRONT_PATHS];
 /* A call for x, which must have none yet; NULL when out of memory. */
-pl_call *pl_call_begin(pl_front *f, pl_exchange *x, int path);
+pl_front_call *pl_front_call_begin(pl_front *f, pl_exchange *x, int path);
 /* Answers a call with an error and forgets it. */
-void pl_call_refuse(pl_call *c, int status, const char *message);
+void pl_front_call_refuse(pl_front_call *c, int status, const char *message);
 /* The client has left. */
-void pl_call_gone(pl_call *c);
+void pl_front_call_gone(pl_front_call *c);
 /* Closes the connection in the middle of the answer. */
-void pl_call_cut(pl_call *c);
+void pl_front_call_cut(pl_front_call *c);
 /* Puts one prompt of the call (front->scratch) into the engine as its next part. */
-int pl_call_submit(pl_call *c, int want, int priority, uint64_t seed);
+int pl_front_call_submit(pl_front_call *c, int want, int priority, uint64_t seed);
 /* /abort_request: what is under way of the call ends here and is answered as aborted. */
-void pl_call_abort(pl_call *c);
+void pl_front_call_abort(pl_front_call *c);
 /* Writes what can be written; may end the call. */
-void pl_call_pump(pl_call *c);
+void pl_front_call_pump(pl_front_call *c);
 
 /* --- front.c --- */
 int64_t pl_front_now_us(const pl_front *f); /* the engine's clock */
@@ -160,20 +165,20 @@ pl_str pl_front_quote(pl_arena *a, pl_str s);
 /* --- front_parse.c --- */
 /* The body of an inference request: fills the call and submits its parts. 0, or a negative pl_err
  * with a message and the HTTP status it deserves. */
-int pl_call_parse(pl_call *c, json_t *body, int *status, pl_errbuf *eb);
+int pl_front_call_parse(pl_front_call *c, json_t *body, int *status, pl_errbuf *eb);
 /* Tokens of a /tokenize body into front->scratch. */
 int pl_front_tokenize(pl_front *f, json_t *body, pl_errbuf *eb);
 
 /* --- front_api.c --- */
 /* A whole answer into front->out. */
-int pl_call_answer(pl_call *c);
+int pl_front_call_answer(pl_front_call *c);
 /* The events of a stream: before the first token, around each token, for each part's end, after
  * all. */
-int pl_call_stream_begin(pl_call *c, pl_buf *out);
-int pl_call_stream_part_end(pl_part *p, pl_buf *out);
-int pl_call_stream_end(pl_call *c, pl_buf *out);
+int pl_front_call_stream_begin(pl_front_call *c, pl_buf *out);
+int pl_front_call_stream_part_end(pl_part *p, pl_buf *out);
+int pl_front_call_stream_end(pl_front_call *c, pl_buf *out);
 /* The event of token i of a part, for the APIs whose events have more than its text. */
-int pl_call_stream_token(pl_part *p, int i, pl_buf *out);
+int pl_front_call_stream_token(pl_part *p, int i, pl_buf *out);
 void pl_front_render_error(pl_front *f, pl_str path, int status, const char *message, pl_buf *out);
 
 /* --- front_admin.c: everything that is not inference; false when the path is unknown --- */

@@ -10,14 +10,17 @@
  * answered at once slow              delay_ms (real milliseconds) before each token of a stream, or
  * before the answer
  *
- * GET /sim/requests: counts by path; every call under way; the last calls that are over with how
- * they ended (done, gone: the client left; aborted: by /abort_request; cut: by a fault). */
+ * GET /sim/requests: inflight (requests received and not over), running and waiting (prompts in the
+ * engine), counts in all and by path: received = inflight + failed (answered with an error) + done
+ * + gone (the client left) + aborted (by /abort_request) + cut (by a fault); every request under
+ * way; the last 1,024 that are over, with how they ended and their tokens. */
 #include "engine/front_call.h"
 
 #include <string.h>
 
 static const char *const names[PL_FAULT_COUNT] = {"none", "refuse",    "reset_mid_stream",
                                                   "hang", "error_500", "slow"};
+static const char *const ends[PL_CALL_ENDS] = {"done", "gone", "aborted", "cut"};
 
 int pl_fault_draw(pl_front *f)
 {
@@ -95,7 +98,7 @@ void pl_fault_control(pl_front *f, pl_exchange *x)
     pl_front_send(x, 200, pl_fault_state(f));
 }
 
-static json_t *under_way(const pl_call *c)
+static json_t *under_way(const pl_front_call *c)
 {
     int prompt = 0, cached = 0, output = 0;
     bool running = false;
@@ -115,38 +118,42 @@ static json_t *under_way(const pl_call *c)
                      "prompt_tokens", prompt, "cached_tokens", cached, "output_tokens", output);
 }
 
+static json_t *counts_of(uint64_t received, uint64_t failed, const uint64_t over[PL_CALL_ENDS])
+{
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I}", "received", (json_int_t)received, "failed",
+                     (json_int_t)failed, ends[PL_CALL_DONE], (json_int_t)over[PL_CALL_DONE],
+                     ends[PL_CALL_GONE], (json_int_t)over[PL_CALL_GONE], ends[PL_CALL_ABORTED],
+                     (json_int_t)over[PL_CALL_ABORTED], ends[PL_CALL_CUT],
+                     (json_int_t)over[PL_CALL_CUT]);
+}
+
 json_t *pl_front_requests(const pl_front *f)
 {
-    static const char *const ends[] = {"done", "gone", "aborted", "cut"};
-    json_t *counts = json_object(), *calls = json_array(), *over = json_array();
-    json_int_t received = 0, finished = 0, aborted = 0, failed = 0;
+    json_t *paths = json_object(), *calls = json_array(), *last = json_array();
+    uint64_t received = 0, failed = 0, over[PL_CALL_ENDS] = {0};
     for (int i = 0; i < PL_FRONT_PATHS; i++) {
-        received += (json_int_t)f->count[i].received;
-        finished += (json_int_t)f->count[i].finished;
-        aborted += (json_int_t)f->count[i].aborted;
-        failed += (json_int_t)f->count[i].failed;
+        received += f->count[i].received;
+        failed += f->count[i].failed;
+        for (int k = 0; k < PL_CALL_ENDS; k++)
+            over[k] += f->count[i].over[k];
         if (f->count[i].received)
-            json_object_set_new(counts, pl_front_paths[i].p,
-                                json_pack("{s:I,s:I,s:I,s:I}", "received",
-                                          (json_int_t)f->count[i].received, "finished",
-                                          (json_int_t)f->count[i].finished, "aborted",
-                                          (json_int_t)f->count[i].aborted, "failed",
-                                          (json_int_t)f->count[i].failed));
+            json_object_set_new(
+                paths, pl_front_paths[i].p,
+                counts_of(f->count[i].received, f->count[i].failed, f->count[i].over));
     }
-    for (const pl_call *c = f->calls; c; c = c->next)
+    for (const pl_front_call *c = f->calls; c; c = c->next)
         json_array_append_new(calls, under_way(c));
     uint64_t first = f->records_n > PL_FRONT_RECORDS ? f->records_n - PL_FRONT_RECORDS : 0;
     for (uint64_t i = first; i < f->records_n; i++) {
         const pl_front_record *r = &f->records[i % PL_FRONT_RECORDS];
         json_array_append_new(
-            over, json_pack("{s:o,s:s,s:s,s:i,s:i,s:i}", "id", pl_front_string(pl_str_c(r->id)),
+            last, json_pack("{s:o,s:s,s:s,s:i,s:i,s:i}", "id", pl_front_string(pl_str_c(r->id)),
                             "path", pl_front_paths[r->path].p, "end", ends[r->end], "prompt_tokens",
                             r->prompt, "cached_tokens", r->cached, "output_tokens", r->output));
     }
     pl_sim_stats st;
     pl_sim_stats_of(f->sim, &st);
-    return json_pack("{s:i,s:i,s:i,s:I,s:I,s:I,s:I,s:o,s:o,s:o,s:o}", "inflight", f->calls_n,
-                     "running", st.running, "waiting", st.waiting, "received", received, "finished",
-                     finished, "aborted", aborted, "failed", failed, "paths", counts, "under_way",
-                     calls, "over", over, "fault", pl_fault_state(f));
+    return json_pack("{s:i,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "inflight", f->calls_n, "running",
+                     st.running, "waiting", st.waiting, "counts", counts_of(received, failed, over),
+                     "paths", paths, "under_way", calls, "over", last, "fault", pl_fault_state(f));
 }

@@ -205,7 +205,7 @@ static int integer(const json_t *body, const char *name, int64_t low, int64_t hi
 }
 
 /* The client's limit of output tokens, by whatever name the API has for it; 0: none. */
-static int output_limit(pl_call *c, const json_t *body, int64_t *want, pl_errbuf *eb)
+static int output_limit(pl_front_call *c, const json_t *body, int64_t *want, pl_errbuf *eb)
 {
     static const char *const names[] = {"max_completion_tokens", "max_tokens", "max_output_tokens",
                                         "max_new_tokens"};
@@ -232,7 +232,7 @@ typedef struct shape { /* what is the same for all prompts of a call */
 } shape;
 
 /* Submits front->scratch, once for each choice. */
-static int submit(pl_call *c, const shape *s, int *status, pl_errbuf *eb)
+static int submit(pl_front_call *c, const shape *s, int *status, pl_errbuf *eb)
 {
     pl_front *f = c->front;
     pl_tokens *t = &f->scratch;
@@ -252,7 +252,7 @@ static int submit(pl_call *c, const shape *s, int *status, pl_errbuf *eb)
     uint64_t seed = XXH3_64bits_withSeed(t->v, (size_t)t->n * sizeof *t->v, f->o->seed) ^
                     s->seed * 0x9e3779b97f4a7c15u;
     for (int k = 0; k < c->choices; k++) {
-        int rc = pl_call_submit(c, (int)want, s->priority, seed + (uint64_t)k);
+        int rc = pl_front_call_submit(c, (int)want, s->priority, seed + (uint64_t)k);
         if (rc == PL_EBUSY) {
             *status = 503;
             return pl_fail(eb, rc, "The request queue is full.");
@@ -264,7 +264,7 @@ static int submit(pl_call *c, const shape *s, int *status, pl_errbuf *eb)
 }
 
 /* Text, token ids, a list of texts or a list of lists of token ids. */
-static int submit_prompts(pl_call *c, const shape *s, const json_t *prompt, const char *name,
+static int submit_prompts(pl_front_call *c, const shape *s, const json_t *prompt, const char *name,
                           int *status, pl_errbuf *eb)
 {
     pl_tokens *t = &c->front->scratch;
@@ -295,7 +295,7 @@ static int submit_prompts(pl_call *c, const shape *s, const json_t *prompt, cons
 }
 
 /* Rerank, score: each document after the query. */
-static int submit_pairs(pl_call *c, const shape *s, const json_t *query, const json_t *list,
+static int submit_pairs(pl_front_call *c, const shape *s, const json_t *query, const json_t *list,
                         const char *names, int *status, pl_errbuf *eb)
 {
     pl_tokens *t = &c->front->scratch;
@@ -327,7 +327,8 @@ static int submit_pairs(pl_call *c, const shape *s, const json_t *query, const j
     return 0;
 }
 
-static int submit_all(pl_call *c, const shape *s, const json_t *body, int *status, pl_errbuf *eb)
+static int submit_all(pl_front_call *c, const shape *s, const json_t *body, int *status,
+                      pl_errbuf *eb)
 {
     pl_tokens *t = &c->front->scratch;
     const json_t *list, *query;
@@ -370,7 +371,7 @@ static int submit_all(pl_call *c, const shape *s, const json_t *body, int *statu
     }
 }
 
-int pl_call_parse(pl_call *c, json_t *body, int *status, pl_errbuf *eb)
+int pl_front_call_parse(pl_front_call *c, json_t *body, int *status, pl_errbuf *eb)
 {
     pl_front *f = c->front;
     *status = 400;

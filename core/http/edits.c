@@ -109,8 +109,7 @@ static int removal(const pl_edits *e, int i, pl_str body, size_t *start, size_t 
     return n;
 }
 
-int pl_edits_slices(const pl_edits *e, pl_str body, pl_str slices[2 * PL_EDITS_MAX + 1],
-                    size_t *total)
+int pl_edits_slices(const pl_edits *e, pl_str body, pl_str slices[PL_EDITS_SLICES], size_t *total)
 {
     int n = 0;
     size_t done = 0;       /* bytes of the body dealt with */

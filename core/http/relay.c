@@ -242,24 +242,34 @@ static void pause_when(pl_request *rq, bool backlog)
 static int on_event(void *ctx, const pl_sse_event *ev)
 {
     pl_request *rq = ctx;
-    bool mentions = ev->data.n && memmem(ev->data.p, ev->data.n, "usage", 5) != NULL;
-    if (mentions)
-        pl_usage_read(ev->data, &rq->usage);
+    bool told = pl_usage_read(ev->data, &rq->usage);
     if (!rq->swallow_usage)
         return 0;
-    if (mentions && pl_usage_only_chunk(ev->data)) {
+    if (told && pl_usage_only_chunk(ev->data)) {
         pl_count(&rq->loop->metrics.usage_swallowed, 1);
         return 0;
     }
     return pl_buf_add(&rq->answer, ev->raw.p, ev->raw.n);
 }
 
-/* Reads events for usage; with swallow_usage, what is to be passed on gathers in rq->answer. */
+/* Reads events for usage; with swallow_usage, what is to be passed on gathers in rq->answer. An
+ * event that is too big to be held ends the reading, not the stream: from then on bytes pass
+ * unread. PL_ENOMEM loses bytes. */
 static int read_events(pl_request *rq, const pl_str *slices, int n)
 {
-    int rc = 0;
-    for (int i = 0; i < n && rc == 0; i++)
+    int rc = 0, i = 0;
+    for (; i < n && rc == 0; i++)
         rc = pl_sse_feed(rq->events, slices[i], on_event, rq);
+    if (rc != PL_ELIMIT)
+        return rc;
+    rc = 0;
+    if (rq->swallow_usage) {
+        pl_str rest = pl_sse_rest(rq->events);
+        rc = pl_buf_add(&rq->answer, rest.p, rest.n);
+        for (; i < n && rc == 0; i++)
+            rc = pl_buf_add(&rq->answer, slices[i].p, slices[i].n);
+    }
+    rq->events_unreadable = true;
     return rc;
 }
 
@@ -293,10 +303,9 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
     pl_count(&l->metrics.body_bytes_out, bytes);
 
     pl_str gathered;
-    if (rq->events) {
+    if (rq->events && !rq->events_unreadable) {
         if (read_events(rq, slices, n) != 0) {
-            /* an event too big to be held: only an engine out of its mind sends one */
-            pl_proxy_failed(rq, PL_ELIMIT, 0, "an event of the stream is too large");
+            pl_proxy_failed(rq, PL_ENOMEM, 0, "the router is out of memory");
             return;
         }
         if (rq->swallow_usage) {
@@ -304,6 +313,8 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
             rq->answer.n = 0;
             slices = &gathered;
             n = 1;
+            if (rq->events_unreadable)
+                rq->swallow_usage = false;
             if (gathered.n == 0)
                 return;
         }

@@ -63,10 +63,11 @@ struct pl_request {
     bool source_paused;
     uint64_t first_byte_ns; /* 0 before */
     pl_sse_tail tail;
-    bool want_usage;    /* a hook will ask for it */
-    bool swallow_usage; /* the router asked for the usage chunk, the client did not */
-    pl_sse *events;     /* heap; only when want_usage or swallow_usage on a stream */
-    pl_buf answer;      /* copy of a whole JSON answer, for usage; bounded */
+    bool want_usage;        /* a hook will ask for it */
+    bool swallow_usage;     /* the router asked for the usage chunk, the client did not */
+    pl_sse *events;         /* heap; only when want_usage or swallow_usage on a stream */
+    bool events_unreadable; /* an event was too big: the rest passes unread */
+    pl_buf answer;          /* copy of a whole JSON answer, for usage; bounded */
     pl_usage usage;
 };
 

@@ -36,7 +36,7 @@ static void edit(pl_str body, const pl_scan *s, unsigned choice)
             members += !there;
         }
     }
-    pl_str slices[2 * PL_EDITS_MAX + 1];
+    pl_str slices[PL_EDITS_SLICES];
     size_t total, at = 0;
     int n = pl_edits_slices(&e, body, slices, &total);
     char *edited = malloc(total);

@@ -14,6 +14,10 @@ export const root = join(dirname(fileURLToPath(import.meta.url)), '..', '..', '.
 export const binary = process.env.PERILUNE ?? join(root, 'build-asan', 'perilune');
 export const long = process.env.PL_LONG === '1';
 
+// Reports are only what is wrong with this program.
+const tsan = [process.env.TSAN_OPTIONS, `suppressions=${join(root, 'tests', 'tsan.supp')}`]
+  .filter(Boolean).join(':');
+
 const complaints = /ERROR: (Address|Leak|Thread)Sanitizer|WARNING: ThreadSanitizer|runtime error:/;
 
 // Waits until `probe` gives something true; asks again after every turn of the event loop and a
@@ -49,7 +53,7 @@ export class Program {
     this.logs = [];
     this.waiting = new Set();
     this.child = spawn(binary, args, {
-      env: { ...process.env, ...env },
+      env: { ...process.env, TSAN_OPTIONS: tsan, ...env },
       stdio: ['ignore', 'pipe', 'pipe'],
     });
     let rest = '';

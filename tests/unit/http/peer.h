@@ -25,6 +25,7 @@ typedef struct peer {
     struct world *world;
     char *got; /* NUL-terminated */
     int got_n;
+    size_t got_cap;
     int number; /* 0 for the first connection */
     bool gone;  /* the client closed or reset it */
     bool closing;
@@ -123,8 +124,12 @@ static void peer_on_read(uv_stream_t *s, ssize_t n, const uv_buf_t *buf)
         peer_close(p);
         return;
     }
-    p->got = realloc(p->got, (size_t)p->got_n + (size_t)n + 1);
-    assert_non_null(p->got);
+    size_t need = (size_t)p->got_n + (size_t)n + 1;
+    if (need > p->got_cap) {
+        p->got_cap = 2 * need; /* doubling: a body of many MiB comes in small reads */
+        p->got = realloc(p->got, p->got_cap);
+        assert_non_null(p->got);
+    }
     memcpy(p->got + p->got_n, buf->base, (size_t)n);
     p->got_n += (int)n;
     p->got[p->got_n] = 0;

@@ -16,10 +16,10 @@
 /* The edited body; checks the slices' count and total on the way. */
 static pl_buf spliced(const pl_edits *e, pl_str body)
 {
-    pl_str slices[2 * PL_EDITS_MAX + 1];
+    pl_str slices[PL_EDITS_SLICES];
     size_t total;
     int n = pl_edits_slices(e, body, slices, &total);
-    assert_in_range(n, 1, 2 * PL_EDITS_MAX + 1);
+    assert_in_range(n, 1, PL_EDITS_SLICES);
     pl_buf out = {0};
     for (int i = 0; i < n; i++) {
         assert_true(slices[i].n > 0);
