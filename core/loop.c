@@ -59,8 +59,9 @@ int pl_loop_init(pl_loop *l, pl_router *r, int index, pl_vm *vm, const struct so
         l->rng.state = pl_rng_next(&seeds);
     if (uv_loop_init(&l->uv) != 0) {
         pl_vm_free(vm);
-        return pl_fail(eb, PL_ENOMEM, "cannot make an event loop");
+        return pl_fail(eb, PL_EIO, "cannot make an event loop (too many open files?)");
     }
+    l->uv_ready = true;
     pl_wheel_init(&l->wheel, now_ms());
     uv_timer_init(&l->uv, &l->wheel_timer);
     uv_timer_init(&l->uv, &l->tick_timer);
@@ -77,16 +78,19 @@ int pl_loop_init(pl_loop *l, pl_router *r, int index, pl_vm *vm, const struct so
     o.body_memory = &r->body_memory;
     o.max_body_memory = r->config.max_body_memory;
     l->server = pl_server_new(&l->uv, &l->wheel, &o, &pl_proxy_handlers, l);
-    if (!l->decider || !l->view || !l->server || pl_mailbox_init(&l->mailbox, &l->uv, l) != 0) {
+    int rc = pl_mailbox_init(&l->mailbox, &l->uv, l);
+    l->mailbox_ready = rc == 0;
+    if (!l->decider || !l->view || !l->server || rc != 0) {
         pl_vm_free(vm);
-        return pl_fail(eb, PL_ENOMEM, "out of memory");
+        return rc == PL_EIO ? pl_fail(eb, rc, "cannot make a loop's mailbox (too many open files?)")
+                            : pl_fail(eb, PL_ENOMEM, "out of memory");
     }
     pl_decider_swap(l->decider, vm, r->generation);
-    int rc = pl_server_listen(l->server, addr, reuse_port, bound_port);
+    rc = pl_server_listen(l->server, addr, reuse_port, bound_port);
     if (rc != 0) {
         char text[80];
         pl_addr_text(addr, text, sizeof text);
-        return pl_fail(eb, rc, "cannot listen on %s: %s", text, uv_strerror(rc));
+        return pl_fail(eb, PL_EIO, "cannot listen on %s: %s", text, uv_strerror(rc));
     }
     return 0;
 }
@@ -105,7 +109,8 @@ static void run(void *arg)
 
 int pl_loop_start(pl_loop *l)
 {
-    return uv_thread_create(&l->thread, run, l) == 0 ? 0 : PL_ENOMEM;
+    l->started = uv_thread_create(&l->thread, run, l) == 0;
+    return l->started ? 0 : PL_ENOMEM;
 }
 
 /* --- messages
@@ -263,15 +268,20 @@ void pl_loop_send_stop(pl_loop *l)
 
 void pl_loop_free(pl_loop *l)
 {
-    if (l->server) { /* never started */
-        pl_server_free(l->server);
+    if (!l->uv_ready)
+        return;
+    if (!l->started) {
+        if (l->server)
+            pl_server_free(l->server);
         uv_close((uv_handle_t *)&l->wheel_timer, NULL);
         uv_close((uv_handle_t *)&l->tick_timer, NULL);
         uv_close((uv_handle_t *)&l->idle, NULL);
-        pl_mailbox_close(&l->mailbox);
+        if (l->mailbox_ready)
+            pl_mailbox_close(&l->mailbox);
         uv_run(&l->uv, UV_RUN_DEFAULT);
     }
-    pl_mailbox_destroy(&l->mailbox);
+    if (l->mailbox_ready)
+        pl_mailbox_destroy(&l->mailbox);
     uv_loop_close(&l->uv);
     pl_decider_free(l->decider);
     if (l->candidate)

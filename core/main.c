@@ -231,10 +231,10 @@ static int serve(pl_opts *o)
     pl_log_init(config.log_level, config.log_json);
     pl_router *router = NULL;
     int rc = pl_router_create(&config, &router, &eb);
-    if (rc == 0) {
-        pl_router_take_signals(router);
+    if (rc == 0)
+        rc = pl_router_take_signals(router);
+    if (rc == 0)
         rc = pl_router_start(router, eb.text, sizeof eb.text);
-    }
     if (rc == 0)
         code = pl_router_run(router) == 0 ? EXIT_OK : EXIT_FAILED;
     else

@@ -23,8 +23,8 @@ int pl_router_start(pl_router *r, char *error, size_t error_cap);
 /* Lets this router answer the process's signals until it is freed: SIGTERM and SIGINT drain (a
  * second one cuts), SIGHUP reads the configuration file and the policy again. Best before
  * pl_router_start, so that none is missed; for at most one router of a process. Without it no
- * signal's disposition is touched. */
-void pl_router_take_signals(pl_router *r);
+ * signal's disposition is touched. 0 or a negative pl_err. */
+int pl_router_take_signals(pl_router *r);
 
 /* Runs the control loop on the calling thread until pl_router_stop (several routers: one thread
  * each). Returns 0 after a clean drain. */

@@ -66,12 +66,17 @@ int pl_router_create(pl_config *config, pl_router **out, pl_errbuf *eb)
         uv_timer_start(&r->control_wheel_timer, on_control_wheel, PL_WHEEL_TICK_MS,
                        PL_WHEEL_TICK_MS);
         r->control_ready = pl_mailbox_init(&r->control_mailbox, &r->control, r) == 0;
+        if (!r->control_ready) {
+            uv_close((uv_handle_t *)&r->control_wheel_timer, NULL);
+            uv_run(&r->control, UV_RUN_DEFAULT);
+            uv_loop_close(&r->control);
+        }
     }
     *out = r;
     if (!r->loops || !r->queue || !r->shared || !r->fleet || !r->control_ready) {
         pl_router_free(r);
         *out = NULL;
-        return pl_fail(eb, PL_ENOMEM, "out of memory");
+        return pl_fail(eb, PL_ENOMEM, "out of memory, or too many open files");
     }
     return 0;
 }
@@ -326,17 +331,18 @@ void pl_router_stop(pl_router *r)
         free(m);
 }
 
-void pl_router_take_signals(pl_router *r)
+int pl_router_take_signals(pl_router *r)
 {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
-    if (r->signals_taken)
-        return;
-    r->signals_taken = true;
-    for (int i = 0; i < 3; i++) {
-        uv_signal_init(&r->control, &r->signals[i]);
+    for (int i = r->signals_n; i < 3; i++) {
+        if (uv_signal_init(&r->control, &r->signals[i]) != 0)
+            return PL_EIO;
+        r->signals_n++;
         r->signals[i].data = r;
-        uv_signal_start(&r->signals[i], on_signal, numbers[i]);
+        if (uv_signal_start(&r->signals[i], on_signal, numbers[i]) != 0)
+            return PL_EIO;
     }
+    return 0;
 }
 
 /* The thread is the caller's: a peer that left must not end the program, and the caller must not
@@ -379,7 +385,7 @@ void pl_router_free(pl_router *r)
         stop_now(r);
     for (int i = 0; i < r->running; i++)
         uv_thread_join(&r->loops[i].thread);
-    for (int i = 0; i < 3 && r->signals_taken; i++)
+    for (int i = 0; i < r->signals_n; i++)
         uv_close((uv_handle_t *)&r->signals[i], NULL);
     if (r->control_ready)
         pl_mailbox_close(&r->control_mailbox); /* runs what the threads still reported */

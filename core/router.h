@@ -48,7 +48,8 @@ struct pl_loop {
     pl_loop_metrics metrics;
     pl_policy_stats policy_stats;
     bool draining;
-    void (*drained)(struct pl_router *r); /* runs on the control thread */
+    bool uv_ready, mailbox_ready, started; /* how far it was prepared */
+    void (*drained)(struct pl_router *r);  /* runs on the control thread */
 };
 
 struct pl_router {
@@ -79,7 +80,7 @@ struct pl_router {
     int loops_drained, loops_cut;
     bool cutting, stopping;
     uv_signal_t signals[3];
-    bool signals_taken;
+    int signals_n;
     pl_timer drain_timer;
     struct pl_removal *removals; /* engines on their way out */
 };

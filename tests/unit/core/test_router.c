@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -10,6 +11,7 @@
 
 #include <arpa/inet.h>
 #include <cmocka.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -91,7 +93,7 @@ static void signals_are_taken_when_asked_and_given_back(void **state)
     char error[256] = "";
     pl_router *r = NULL;
     assert_int_equal(pl_router_new(CONFIG, &r, error, sizeof error), 0);
-    pl_router_take_signals(r);
+    assert_int_equal(pl_router_take_signals(r), 0);
     assert_int_equal(pl_router_start(r, error, sizeof error), 0);
     raise(SIGTERM); /* before it runs: not missed */
     assert_int_equal(pl_router_run(r), 0);
@@ -107,6 +109,30 @@ static void freed_without_having_run(void **state)
     pl_router *r = started();
     pl_router_stop(r); /* asked for, never heard */
     pl_router_free(r);
+}
+
+/* Downwards: a loop that libuv cannot make costs it a file for good. */
+static void too_few_files_are_an_error(void **state)
+{
+    struct rlimit before;
+    int good = 0, bad = 0;
+    getrlimit(RLIMIT_NOFILE, &before);
+    for (rlim_t n = 64; n >= 4; n--) {
+        char error[256] = "";
+        pl_router *r = NULL;
+        setrlimit(RLIMIT_NOFILE, &(struct rlimit){n, before.rlim_max});
+        int rc = pl_router_new(CONFIG, &r, error, sizeof error);
+        if (rc == 0)
+            rc = pl_router_take_signals(r);
+        if (rc == 0)
+            rc = pl_router_start(r, error, sizeof error);
+        assert_true(rc <= 0);
+        good += rc == 0;
+        bad += rc < 0;
+        pl_router_free(r);
+    }
+    setrlimit(RLIMIT_NOFILE, &before);
+    assert_true(good > 0 && bad > 10);
 }
 
 static void a_bad_configuration_says_why(void **state)
@@ -127,6 +153,7 @@ int main(void)
         cmocka_unit_test(signals_stay_the_programs),
         cmocka_unit_test(signals_are_taken_when_asked_and_given_back),
         cmocka_unit_test(freed_without_having_run),
+        cmocka_unit_test(too_few_files_are_an_error),
         cmocka_unit_test(a_bad_configuration_says_why),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
