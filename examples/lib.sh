@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Shared by examples/quickstart.sh and tests/run.sh: installs the packages that are missing.
 # POSIX sh; sourced, never run. Nothing here replaces or removes a package that is installed.
 
@@ -66,7 +67,8 @@ is_installed() {
     esac
 }
 
-# install_missing PACKAGE...: one transaction; refuses one that would remove something.
+# install_missing PACKAGE...: one transaction; refuses one that would remove something. With
+# no_install=1 a missing package is an error that names it.
 install_missing() {
     distro=$(distribution)
     missing=
@@ -74,25 +76,32 @@ install_missing() {
         is_installed "$distro" "$package" || missing="$missing $package"
     done
     [ -n "$missing" ] || return 0
+    [ "${no_install:-0}" = 0 ] || die "these packages are missing:$missing"
     say "installing:$missing"
     # shellcheck disable=SC2086 # lists on purpose
     case "$distro" in
         debian-* | ubuntu-*)
-            as_root apt-get update -q >&2 || say "warning: apt-get update failed"
+            as_root apt-get update -qq >/dev/null || say "warning: apt-get update failed"
             removals=$(apt-get -s --no-install-recommends install $missing | grep '^Remv ') || :
             [ -z "$removals" ] || die "that would remove packages, so nothing was done: $removals"
             as_root env DEBIAN_FRONTEND=noninteractive \
-                apt-get install -qq -y --no-install-recommends $missing >&2 ;;
+                apt-get install -qq -y --no-install-recommends $missing >/dev/null ;;
         fedora) as_root dnf install -y --setopt=install_weak_deps=False $missing >&2 ;;
         alpine) as_root apk add $missing >&2 ;;
     esac || die "could not install:$missing"
 }
 
-# need SET...: installs what the sets lack.
+# need SET...: installs what the sets lack. The set node is Node and npm, whoever made them: the
+# distribution's packages only where the commands are absent.
 need() {
     distro=$(distribution)
     list=
     for set_name in "$@"; do
+        if [ "$set_name" = node ]; then
+            command -v node >/dev/null 2>&1 || list="$list nodejs"
+            command -v npm >/dev/null 2>&1 || list="$list npm"
+            continue
+        fi
         row=$(packages_for "$set_name" "$distro")
         [ -n "$row" ] || {
             say "warning: no package table for this distribution ($distro); taking it as it is"
@@ -102,10 +111,4 @@ need() {
     done
     # shellcheck disable=SC2086
     install_missing $list
-}
-
-# Node and npm, whoever made them; the distribution's only when there is none.
-need_node() {
-    command -v node >/dev/null 2>&1 || install_missing nodejs
-    command -v npm >/dev/null 2>&1 || install_missing npm
 }

@@ -5,15 +5,17 @@
 #
 #   sh examples/quickstart.sh          leaves nothing running
 #   sh examples/quickstart.sh --keep   keeps everything running until Ctrl-C, router on port 8000
+#   sh examples/quickstart.sh --no-install   fails rather than install a package
 set -eu
 cd "$(dirname "$0")/.."
 . examples/lib.sh
 
-keep=0
+keep=0 no_install=0
 for argument in "$@"; do
     case "$argument" in
         --keep) keep=1 ;;
-        -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --no-install) no_install=1 ;;
+        -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) say "unknown option $argument (see --help)"; exit 2 ;;
     esac
 done

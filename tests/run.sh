@@ -11,13 +11,13 @@ set -u
 cd "$(dirname "$0")/.." || exit 2
 . examples/lib.sh
 
-quick=0 install=1 fuzz_seconds=10
+quick=0 no_install=0 fuzz_seconds=10
 PL_LONG=0
 for argument in "$@"; do
     case "$argument" in
         --quick) quick=1 ;;
         --long) PL_LONG=1 fuzz_seconds=1200 ;;
-        --no-install) install=0 ;;
+        --no-install) no_install=1 ;;
         -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) say "unknown option $argument (see --help)"; exit 2 ;;
     esac
@@ -32,6 +32,12 @@ headline() { say "== $*"; }
 count() { # PASSED FAILED
     passed=$((passed + $1)) failed=$((failed + $2))
     say "   $1 passed, $2 failed"
+}
+finish() {
+    headline "result"
+    echo "$passed passed, $failed failed"
+    [ "$failed" = 0 ]
+    exit
 }
 # one NAME COMMAND...: a suite that counts as one test; its output is shown when it fails
 one() {
@@ -48,13 +54,22 @@ one() {
 
 # --- what the tests need ---------------------------------------------------------------------------
 headline "packages"
-if [ "$install" = 1 ]; then
-    if [ "$quick" = 1 ]; then need build test; else need build test fuzz; fi
-    need_node
+packages() {
+    if [ "$quick" = 1 ]; then need build test node; else need build test fuzz node; fi
+    node -e 'process.exit(parseInt(process.versions.node) < 18)' ||
+        die "the flow tests need Node 18 or newer; $(command -v node) is $(node --version)"
+}
+if ! (packages); then
+    count 0 1
+    finish
 fi
 if ! cmp -s tests/package-lock.json tests/node_modules/.locked; then
-    (cd tests && npm ci --no-audit --no-fund --loglevel=error >&2) &&
+    if (cd tests && npm ci --no-audit --no-fund --loglevel=error >&2); then
         cp tests/package-lock.json tests/node_modules/.locked
+    else
+        say "FAILED: npm ci in tests/"
+        count 0 1
+    fi
 fi
 
 # --- build -----------------------------------------------------------------------------------------
@@ -114,7 +129,8 @@ one luacheck luacheck --no-color -q lua policies tests/policy
 
 headline "clang-format"
 if command -v clang-format >/dev/null 2>&1 && clang-format --version | grep -q 'version 14'; then
-    one clang-format sh -c 'git ls-files "*.c" "*.h" | xargs clang-format --dry-run -Werror'
+    one clang-format find core tests examples -name node_modules -prune -o -name '*.[ch]' \
+        -exec clang-format --dry-run -Werror {} +
 else
     say "   skipped: clang-format 14 is not installed"
 fi
@@ -174,6 +190,4 @@ if [ "$quick" = 0 ]; then
     fi
 fi
 
-headline "result"
-echo "$passed passed, $failed failed"
-[ "$failed" = 0 ]
+finish

@@ -225,11 +225,16 @@ static void on_call_end(pl_call *c)
     pl_relay_end(rq);
 }
 
+/* A pooled connection that had been closed shows within a round trip; one that breaks later was
+ * alive, and the engine has failed the request. */
+#define STALE_MS 1000
+
 static void on_call_fail(pl_call *c, int err)
 {
     pl_request *rq = c->user;
     rq->call = NULL;
-    if (err == PL_ERESET && c->reused && rq->state == PL_RQ_CALLING) {
+    if (err == PL_ERESET && c->reused && rq->state == PL_RQ_CALLING &&
+        rq->loop->wheel.now_ms - rq->sent_at_ms < STALE_MS) {
         /* the engine had closed the pooled connection: not its fault, nobody has seen the request
          */
         pl_count(&rq->loop->metrics.resends, 1);
@@ -259,6 +264,7 @@ int pl_forward(pl_request *rq, bool fresh)
     slices[0] = compose_head(rq, length);
     if (!slices[0].p)
         return PL_ENOMEM;
+    rq->sent_at_ms = l->wheel.now_ms;
     rq->call = pl_call_send(pool, slices, n + 1, false, fresh, 0, &call_events, rq);
     if (!rq->call)
         return PL_ENOMEM;

@@ -14,6 +14,7 @@
 #include "http/request.h"
 
 static void decide_and_send(pl_request *rq);
+static void decide_again(pl_request *rq);
 
 /* --- life of a request
  * -------------------------------------------------------------------------------------- */
@@ -53,6 +54,8 @@ static void request_free(pl_request *rq)
     pl_buf_free(&rq->answer);
     if (rq->engine)
         pl_engine_unref(rq->engine);
+    for (int i = 0; i < rq->ask.tried_n; i++)
+        pl_engine_unref(rq->ask.tried[i]->engine);
     pl_view_unref(rq->view);
     free(rq);
 }
@@ -117,6 +120,8 @@ static void account(pl_request *rq, enum pl_end_cause cause)
     if (rq->first_byte_ns)
         pl_hist_observe(&l->metrics.ttft, rq->first_byte_ns - rq->x->head_at_ns);
     pl_hist_observe(&l->metrics.e2e, pl_now_ns() - rq->x->head_at_ns);
+    if (rq->wait_until_ns)
+        pl_hist_observe(&l->metrics.queue_wait, (uint64_t)(rq->ask.req.waited_seconds * 1e9));
     if (cause == PL_END_CLIENT_GONE)
         pl_count(&l->metrics.client_gone, 1);
     tell_done(rq, cause);
@@ -136,9 +141,7 @@ void pl_proxy_over(pl_request *rq, enum pl_end_cause cause)
 static void wait_over(pl_request *rq)
 {
     pl_wheel_cancel(&rq->loop->wheel, &rq->wait_timer);
-    uint64_t waited = pl_now_ns() - rq->queued_at_ns;
-    pl_hist_observe(&rq->loop->metrics.queue_wait, waited);
-    rq->ask.req.waited_seconds += (double)waited / 1e9;
+    rq->ask.req.waited_seconds += seconds_since(rq->queued_at_ns);
     rq->state = PL_RQ_DECIDING;
 }
 
@@ -159,7 +162,7 @@ static void on_wake(pl_waiter *w)
         return;
     }
     wait_over(rq);
-    decide_and_send(rq);
+    decide_again(rq);
 }
 
 static void answer_wait_over(pl_request *rq)
@@ -179,7 +182,7 @@ static void on_wait_timeout(pl_timer *t)
     }
     wait_over(rq);
     if (pl_now_ns() < rq->wait_until_ns)
-        decide_and_send(rq); /* admit is asked again */
+        decide_again(rq);
     else
         answer_wait_over(rq);
 }
@@ -196,18 +199,24 @@ static bool any_capacity(const pl_request *rq)
     return false;
 }
 
-#define ASK_AGAIN_MS 100
+#define ASK_AGAIN_MS  100
+#define LOOK_AGAIN_MS 1000
 
 /* Puts the request into the waiting room. True: it waits (or was answered); false: decide again at
  * once. all_busy: freed capacity ends the wait; else admit has sent it here, and is asked again
- * every ASK_AGAIN_MS, too. */
+ * every ASK_AGAIN_MS, too. Either kind of wait has its own end, by the seconds it began with (the
+ * decider sees to it that all waits together are bounded). Nobody tells when a breaker's backoff is
+ * over: every LOOK_AGAIN_MS the waiting look themselves. */
 static bool wait_for_capacity(pl_request *rq, double seconds, bool all_busy)
 {
     pl_loop *l = rq->loop;
     uint64_t now = pl_now_ns();
-    if (!rq->wait_until_ns) {
-        rq->wait_until_ns = now + (uint64_t)(fmin(seconds, l->router->config.queue_seconds) * 1e9);
+    if (!rq->wait_until_ns)
         pl_count(&l->metrics.queued, 1);
+    if (!rq->wait_until_ns || rq->waits_for_capacity != all_busy) {
+        double most = l->router->config.queue_seconds - rq->ask.req.waited_seconds;
+        rq->wait_until_ns = now + (uint64_t)(fmax(fmin(seconds, most), 0) * 1e9);
+        rq->waits_for_capacity = all_busy;
     }
     if (now >= rq->wait_until_ns) {
         answer_wait_over(rq);
@@ -228,8 +237,9 @@ static bool wait_for_capacity(pl_request *rq, double seconds, bool all_busy)
     rq->state = PL_RQ_QUEUED;
     rq->queued_at_ns = now;
     uint64_t left_ms = (rq->wait_until_ns - now) / 1000000 + 1;
-    if (!all_busy && left_ms > ASK_AGAIN_MS)
-        left_ms = ASK_AGAIN_MS;
+    uint64_t again_ms = all_busy ? LOOK_AGAIN_MS : ASK_AGAIN_MS;
+    if (left_ms > again_ms)
+        left_ms = again_ms;
     pl_wheel_arm(&l->wheel, &rq->wait_timer, left_ms, on_wait_timeout);
     if (!all_busy || !any_capacity(rq))
         return true;
@@ -333,6 +343,21 @@ static void decide_and_send(pl_request *rq)
         pl_relay_error(rq, 503, "no_worker", 1, "every engine is busy");
 }
 
+/* After a wait or a failure: on the fleet as it is now, with the engines that were added since. */
+static void decide_again(pl_request *rq)
+{
+    pl_loop *l = rq->loop;
+    const pl_model *m = rq->view == l->view ? NULL : pl_view_model(l->view, rq->ask.model->id);
+    if (m) { /* else nobody serves it any more, which the old view's engines say, too */
+        pl_view *old = rq->view;
+        rq->view = pl_view_ref(l->view);
+        rq->ask.model = m;
+        rq->ask.strings.model = m->id;
+        pl_view_unref(old);
+    }
+    decide_and_send(rq);
+}
+
 static bool another_worker(const pl_request *rq)
 {
     uint64_t now = pl_now_ns();
@@ -377,9 +402,10 @@ void pl_proxy_retry(pl_request *rq)
     l->retry_tokens -= 1;
     pl_count(&l->metrics.retries, 1);
     atomic_fetch_add_explicit(&rq->engine->retries, 1, memory_order_relaxed);
+    pl_engine_ref(rq->engine); /* the next view may not have it any more */
     rq->ask.tried[rq->ask.tried_n++] = rq->worker;
     rq->ask.req.attempt++;
-    decide_and_send(rq);
+    decide_again(rq);
 }
 
 void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)

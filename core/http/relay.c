@@ -135,9 +135,10 @@ void pl_relay_broken(pl_request *rq, enum pl_end_cause cause, const char *messag
  * -------------------------------------------------------------------------------------------------
  */
 
+/* What an engine does not implement is no failure of its: a client could ask for it on purpose. */
 static bool engine_failed(int status)
 {
-    return status == 500 || status == 502 || status == 503 || status == 504;
+    return status >= 500 && status != 501 && status != 505;
 }
 
 /* The breaker learns from the head: a long stream must not hold back a half-open probe. */
@@ -153,6 +154,8 @@ static void judge(pl_request *rq, int status)
         pl_breaker_neutral(rq->engine, rq->probe);
     } else {
         pl_breaker_success(rq->engine, rq->probe);
+        if (rq->probe) /* the engine is back for those that wait */
+            pl_queue_freed(rq->loop->router->queue, rq->worker, rq->loop->view);
     }
     rq->breaker_open_end = false;
 }
@@ -220,9 +223,11 @@ static void first_byte(pl_request *rq)
     rq->first_byte_ns = pl_now_ns();
     /* only a stream's first byte is a first token; a whole answer's first byte says when the last
      * one was made */
-    bool token = rq->sse && rq->status == 200;
+    bool token = rq->sse && rq->status == 200, prefill = rq->ticket.prefill_tokens > 0;
     pl_ticket_first_token(&rq->ticket,
                           token ? (double)(rq->first_byte_ns - rq->x->head_at_ns) / 1e9 : -1);
+    if (prefill && rq->engine->max_queued_prefill_tokens > 0)
+        pl_queue_freed(rq->loop->router->queue, rq->worker, rq->loop->view);
 }
 
 static void pause_when(pl_request *rq, bool backlog)

@@ -43,7 +43,8 @@ struct pl_request {
     pl_waiter waiter;
     pl_timer wait_timer;
     uint64_t queued_at_ns;
-    uint64_t wait_until_ns; /* 0 until it waits for the first time */
+    uint64_t wait_until_ns;  /* 0 until it waits for the first time */
+    bool waits_for_capacity; /* that wait is for capacity, else admit has asked for it */
 
     /* the try under way */
     pl_worker_state *worker; /* of the last try */
@@ -53,6 +54,7 @@ struct pl_request {
     bool probe;            /* holds a half-open probe of the breaker */
     bool breaker_open_end; /* pl_breaker_begin was called and no result was given yet */
     int attempts;          /* engines tried */
+    uint64_t sent_at_ms;   /* of the loop's wheel: when the call began */
     pl_str rid;            /* the id an SGLang engine knows it by; {NULL,0}: none */
 
     /* the answer */

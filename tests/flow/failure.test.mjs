@@ -223,6 +223,32 @@ test('a pooled connection that the engine has closed costs no request', async (t
   }
 });
 
+test('a pooled connection that breaks while the engine works is its failure: not sent there again', async (t) => {
+  const { a, b, router } = await two(t, { threads: 1 });
+  assert.equal((await post(router.url + path, chat('m'))).status, 200);
+  a.handler = async (entry, res) => {
+    await new Promise((resolve) => { setTimeout(resolve, 1500); }); // it works, then it dies
+    res.socket.resetAndDestroy();
+  };
+  const answer = await post(router.url + path, chat('m'));
+  assert.equal(answer.status, 200);
+  assert.equal(a.requests.length, 2, 'the first, and this one once');
+  assert.equal(b.requests.length, 1);
+  assert.equal((await engineOf(router, 'a')).counters.failed, 1);
+});
+
+test('every 5xx is a failure, but for what an engine does not implement', async (t) => {
+  const { a, b, router } = await two(t, { config: { breaker: { failures: 2 } } });
+  a.handler = (entry, res) => a.json(res, 501, { error: { message: 'no' } });
+  for (let i = 0; i < 3; i++) assert.equal((await post(router.url + path, chat('m'))).status, 501);
+  assert.equal(b.requests.length, 0);
+  assert.equal((await engineOf(router, 'a')).breaker, 'closed');
+  a.handler = (entry, res) => a.json(res, 507, { error: { message: 'no' } });
+  for (let i = 0; i < 2; i++) assert.equal((await post(router.url + path, chat('m'))).status, 200);
+  assert.equal(b.requests.length, 2);
+  assert.equal((await engineOf(router, 'a')).breaker, 'open');
+});
+
 test('the breaker opens after failures in a row and lets a probe through later', async (t) => {
   const { a, router } = await two(t, {
     config: { breaker: { failures: 3, backoff_seconds: 0.3 } },
