@@ -38,13 +38,19 @@ int pl_config_init(pl_config *c)
     pl_health_options_default(&c->health);
     pl_decider_options_default(&c->decider);
     c->policy_params = json_object();
-    return c->policy_params ? 0 : PL_ENOMEM;
+    c->flag_params = json_object();
+    if (c->policy_params && c->flag_params)
+        return 0;
+    pl_config_free(c);
+    return PL_ENOMEM;
 }
 
 void pl_config_free(pl_config *c)
 {
     json_decref(c->policy_params);
-    c->policy_params = NULL;
+    json_decref(c->flag_params);
+    json_decref(c->file_params);
+    c->policy_params = c->flag_params = c->file_params = NULL;
     pl_arena_free(&c->arena);
 }
 
@@ -66,7 +72,12 @@ int pl_config_file(pl_config *c, const char *path, pl_errbuf *eb)
     if (rc == 0)
         rc = pl_config_json(c, root, path, eb);
     json_decref(root);
-    return rc;
+    if (rc != 0)
+        return rc;
+    c->file_policy = c->policy;
+    json_decref(c->file_params);
+    c->file_params = json_deep_copy(c->policy_params);
+    return c->file_params ? 0 : pl_fail(eb, PL_ENOMEM, "out of memory");
 }
 
 /* --- flags --- */
@@ -110,7 +121,10 @@ int pl_config_set_param(pl_config *c, pl_str arg, pl_errbuf *eb)
     else
         v = json_stringn(value.n ? value.p : "", value.n);
     char *name = pl_str_dup(key);
-    int rc = v && name && json_object_set(c->policy_params, name, v) == 0 ? 0 : PL_EINVALID;
+    int rc = v && name && json_object_set(c->policy_params, name, v) == 0 &&
+                     json_object_set(c->flag_params, name, v) == 0
+                 ? 0
+                 : PL_EINVALID;
     free(name);
     json_decref(v);
     return rc == 0 ? 0 : pl_fail(eb, rc, "--set %.*s: not valid UTF-8", PL_FMT(arg));

@@ -32,6 +32,11 @@ typedef struct pl_config {
     int engines_n;
     pl_str policy;         /* name or file */
     json_t *policy_params; /* object */
+    /* where these came from, for SIGHUP: flags win over the file every time it is read */
+    bool policy_by_flag;
+    json_t *flag_params; /* object: --set */
+    pl_str file_policy;  /* the file's policy (or the default) and its params: a change of these */
+    json_t *file_params; /* is taken on SIGHUP; NULL without a file */
     pl_str default_model;
     pl_str *extra_paths; /* further POST paths that are forwarded */
     int extra_paths_n;

@@ -3,6 +3,7 @@
  * after the thread has ended. */
 #include "loop.h"
 
+#include <signal.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -93,6 +94,10 @@ int pl_loop_init(pl_loop *l, pl_router *r, int index, pl_vm *vm, const struct so
 static void run(void *arg)
 {
     pl_loop *l = arg;
+    sigset_t pipe; /* a peer that left is an error code, whatever the program has set */
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, NULL);
     uv_run(&l->uv, UV_RUN_DEFAULT);
     uv_close((uv_handle_t *)&l->wheel_timer, NULL);
     uv_run(&l->uv, UV_RUN_DEFAULT);

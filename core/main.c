@@ -199,6 +199,7 @@ static int serve_config(pl_opts *o, const serve_first *first, pl_config *c)
     if (rc != 0)
         return failed("serve", rc, &eb);
     pl_str policy = pl_str_c(first->policy);
+    c->policy_by_flag = policy.p != NULL;
     if (policy.p && !pl_str_eq(policy, c->policy)) {
         c->policy = policy;
         json_object_clear(c->policy_params); /* they were the other one's */
@@ -230,8 +231,10 @@ static int serve(pl_opts *o)
     pl_log_init(config.log_level, config.log_json);
     pl_router *router = NULL;
     int rc = pl_router_create(&config, &router, &eb);
-    if (rc == 0)
+    if (rc == 0) {
+        pl_router_take_signals(router);
         rc = pl_router_start(router, eb.text, sizeof eb.text);
+    }
     if (rc == 0)
         code = pl_router_run(router) == 0 ? EXIT_OK : EXIT_FAILED;
     else

@@ -100,9 +100,29 @@ int pl_router_remove_engine(pl_router *r, pl_engine *e, uint64_t deadline_ms,
  * ------------------------------------------------------------------------------------------------------------------
  */
 
+static bool same_models(pl_router *r, const pl_engine *e, const pl_engine_spec *spec)
+{
+    pl_arena a = {0};
+    pl_str *ids = NULL;
+    int n = pl_fleet_models(r->fleet, e, &a, &ids);
+    bool same = true;
+    for (int i = 0; i < spec->models_n && same; i++) {
+        same = false;
+        for (int k = 0; k < n && !same; k++)
+            same = pl_str_eq(spec->models[i], ids[k]);
+    }
+    for (int k = 0; k < n && same; k++) {
+        same = false;
+        for (int i = 0; i < spec->models_n && !same; i++)
+            same = pl_str_eq(spec->models[i], ids[k]);
+    }
+    pl_arena_free(&a);
+    return same;
+}
+
 /* An engine is the same when all that the file says of it is; else it is removed and added again.
  */
-static bool same_engine(const pl_engine *e, const pl_engine_spec *spec)
+static bool same_engine(pl_router *r, const pl_engine *e, const pl_engine_spec *spec)
 {
     pl_engine *made = NULL;
     if (pl_engine_new(spec, &made, NULL) != 0)
@@ -111,15 +131,16 @@ static bool same_engine(const pl_engine *e, const pl_engine_spec *spec)
                 e->weight == made->weight && e->max_inflight == made->max_inflight &&
                 e->max_queued_prefill_tokens == made->max_queued_prefill_tokens &&
                 e->workers_n == made->workers_n && e->models_given == made->models_given &&
-                (spec->kind == PL_KIND_AUTO || atomic_load(&e->kind) == (int)spec->kind);
+                (spec->kind == PL_KIND_AUTO || atomic_load(&e->kind) == (int)spec->kind) &&
+                (!made->models_given || same_models(r, e, spec));
     pl_engine_unref(made);
     return same;
 }
 
-static const pl_engine_spec *spec_of(const pl_config *c, const pl_engine *e)
+static const pl_engine_spec *spec_of(pl_router *r, const pl_config *c, const pl_engine *e)
 {
     for (int i = 0; i < c->engines_n; i++)
-        if (same_engine(e, &c->engines[i]))
+        if (same_engine(r, e, &c->engines[i]))
             return &c->engines[i];
     return NULL;
 }
@@ -129,36 +150,94 @@ static void reconcile_engines(pl_router *r, const pl_config *fresh)
     pl_errbuf eb;
     pl_view *v = pl_fleet_view(r->fleet);
     for (int i = 0; i < v->engines_n; i++)
-        if (v->engines[i]->from_config && !spec_of(fresh, v->engines[i]))
+        if (v->engines[i]->from_config && !spec_of(r, fresh, v->engines[i]))
             pl_router_remove_engine(r, v->engines[i], r->config.remove_timeout_ms, NULL, NULL);
     pl_view_unref(v);
     for (int i = 0; i < fresh->engines_n; i++) {
         v = pl_fleet_view(r->fleet);
         bool there = false;
         for (int k = 0; k < v->engines_n && !there; k++)
-            there = same_engine(v->engines[k], &fresh->engines[i]);
+            there = same_engine(r, v->engines[k], &fresh->engines[i]);
         pl_view_unref(v);
         if (!there && pl_router_add_engine(r, &fresh->engines[i], &eb) != 0)
             pl_log(PL_LOG_ERROR, "engine_refused", "%s", eb.text);
     }
 }
 
+/* A policy that the file names anew, on its way in: once it runs, it is what the next SIGHUP
+ * compares with. One that is refused is tried again then. */
+typedef struct pl_arrival {
+    pl_router *router;
+    json_t *params;
+    size_t name_n;
+    char name[];
+} pl_arrival;
+
+static void on_arrived(void *ctx, const pl_reload_result *res)
+{
+    pl_arrival *a = ctx;
+    pl_config *c = &a->router->config;
+    pl_str name = res->ok ? pl_arena_str(&c->arena, (pl_str){a->name, a->name_n}) : PL_STR("");
+    if (res->ok && name.p) {
+        c->file_policy = name;
+        json_decref(c->file_params);
+        c->file_params = json_incref(a->params);
+    }
+    json_decref(a->params);
+    free(a);
+}
+
+/* The file's policy, with the command line's parameters over it. */
+static int take_policy(pl_router *r, const pl_config *fresh)
+{
+    pl_str name = fresh->file_policy;
+    json_t *params = json_deep_copy(fresh->file_params);
+    pl_arrival *a = malloc(sizeof *a + name.n);
+    int rc = params && a && json_object_update(params, r->config.flag_params) == 0 ? 0 : PL_ENOMEM;
+    if (rc == 0) {
+        *a = (pl_arrival){r, json_incref(fresh->file_params), name.n};
+        memcpy(a->name, name.p, name.n);
+        rc = pl_router_reload(r, name, params, on_arrived, a);
+        if (rc != 0)
+            json_decref(a->params);
+    }
+    if (rc != 0)
+        free(a);
+    json_decref(params);
+    return rc;
+}
+
+/* Does the file say something new that no flag overrules? */
+static bool policy_changed(const pl_config *c, const pl_config *fresh)
+{
+    if (c->policy_by_flag && !pl_str_eq(c->policy, fresh->file_policy))
+        return false;
+    return !pl_str_eq(c->file_policy, fresh->file_policy) ||
+           !json_equal(c->file_params, fresh->file_params);
+}
+
+static int read_file(const pl_router *r, pl_config *fresh, pl_errbuf *eb)
+{
+    char *path = pl_str_dup(r->config.file);
+    int rc = path ? pl_config_init(fresh) : PL_ENOMEM;
+    if (rc == 0) {
+        rc = pl_config_file(fresh, path, eb);
+        if (rc == 0)
+            rc = pl_config_finish(fresh, eb);
+        if (rc != 0)
+            pl_config_free(fresh);
+    }
+    free(path);
+    return rc;
+}
+
 void pl_router_reconcile(pl_router *r)
 {
     pl_config fresh;
     pl_errbuf eb = {""};
-    bool from_file = r->config.file.n > 0;
+    bool from_file = r->config.file.n > 0, changed = false;
     if (from_file) {
-        char *path = pl_str_dup(r->config.file);
-        int rc = path ? pl_config_init(&fresh) : PL_ENOMEM;
-        if (rc == 0) {
-            rc = pl_config_file(&fresh, path, &eb);
-            if (rc == 0)
-                rc = pl_config_finish(&fresh, &eb);
-            if (rc != 0)
-                pl_config_free(&fresh);
-        }
-        free(path);
+        int rc = read_file(r, &fresh, &eb);
         if (rc != 0) {
             pl_log(PL_LOG_ERROR, "config_refused", "%s (everything stays as it was)",
                    eb.text[0] ? eb.text : pl_strerror(rc));
@@ -166,10 +245,15 @@ void pl_router_reconcile(pl_router *r)
         }
         reconcile_engines(r, &fresh);
         pl_log(PL_LOG_INFO, "config_reconciled", "%d engines in the file", fresh.engines_n);
+        changed = policy_changed(&r->config, &fresh);
     }
-    /* the policy as it runs now: the same file, read again */
-    if (pl_router_reload(r, (pl_str){NULL, 0}, NULL, NULL, NULL) == PL_EBUSY)
+    /* what the file names anew, else the policy as it runs now: the same file, read again */
+    int rc =
+        changed ? take_policy(r, &fresh) : pl_router_reload(r, (pl_str){NULL, 0}, NULL, NULL, NULL);
+    if (rc == PL_EBUSY)
         pl_log(PL_LOG_WARN, "reload_busy", "a reload is under way already");
+    else if (rc != 0)
+        pl_log(PL_LOG_ERROR, "reload_failed", "%s", pl_strerror(rc));
     if (from_file)
         pl_config_free(&fresh);
 }

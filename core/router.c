@@ -326,19 +326,46 @@ void pl_router_stop(pl_router *r)
         free(m);
 }
 
-int pl_router_run(pl_router *r)
+void pl_router_take_signals(pl_router *r)
 {
     static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
-    uv_signal_t signals[3];
+    if (r->signals_taken)
+        return;
+    r->signals_taken = true;
     for (int i = 0; i < 3; i++) {
-        uv_signal_init(&r->control, &signals[i]);
-        signals[i].data = r;
-        uv_signal_start(&signals[i], on_signal, numbers[i]);
+        uv_signal_init(&r->control, &r->signals[i]);
+        r->signals[i].data = r;
+        uv_signal_start(&r->signals[i], on_signal, numbers[i]);
     }
+}
+
+/* The thread is the caller's: a peer that left must not end the program, and the caller must not
+ * find a SIGPIPE of ours afterwards. */
+static void hold_sigpipe(sigset_t *before)
+{
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, before);
+}
+
+static void release_sigpipe(const sigset_t *before)
+{
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    if (!sigismember(before, SIGPIPE))
+        while (sigtimedwait(&pipe, NULL, &(struct timespec){0, 0}) == SIGPIPE)
+            ;
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
+int pl_router_run(pl_router *r)
+{
+    sigset_t before;
+    hold_sigpipe(&before);
     uv_run(&r->control, UV_RUN_DEFAULT);
-    for (int i = 0; i < 3; i++)
-        uv_close((uv_handle_t *)&signals[i], NULL);
-    uv_run(&r->control, UV_RUN_NOWAIT);
+    release_sigpipe(&before);
     return r->exit_code;
 }
 
@@ -346,10 +373,14 @@ void pl_router_free(pl_router *r)
 {
     if (!r)
         return;
+    sigset_t before;
+    hold_sigpipe(&before);
     if (!r->stopping)
         stop_now(r);
     for (int i = 0; i < r->running; i++)
         uv_thread_join(&r->loops[i].thread);
+    for (int i = 0; i < 3 && r->signals_taken; i++)
+        uv_close((uv_handle_t *)&r->signals[i], NULL);
     if (r->control_ready)
         pl_mailbox_close(&r->control_mailbox); /* runs what the threads still reported */
     while (r->removals)
@@ -379,6 +410,7 @@ void pl_router_free(pl_router *r)
         pl_queue_free(r->queue);
     pl_config_free(&r->config);
     free(r);
+    release_sigpipe(&before);
 }
 
 int pl_router_port(const pl_router *r)

@@ -78,6 +78,8 @@ struct pl_router {
     int loops_inited, running; /* loops prepared; threads started */
     int loops_drained, loops_cut;
     bool cutting, stopping;
+    uv_signal_t signals[3];
+    bool signals_taken;
     pl_timer drain_timer;
     struct pl_removal *removals; /* engines on their way out */
 };

@@ -34,6 +34,27 @@ static int add_model(pl_buf *b, const pl_model *m)
     return rc;
 }
 
+static int hex(char c)
+{
+    return c >= '0' && c <= '9'                 ? c - '0'
+           : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+                                                : -1;
+}
+
+/* Ids have slashes, which clients escape as %2F or not. What is no escape stands for itself. */
+static pl_str unescaped(pl_arena *a, pl_str s)
+{
+    char *out = pl_arena_alloc(a, s.n + 1);
+    size_t n = 0;
+    for (size_t i = 0; out && i < s.n; i++) {
+        int high = s.p[i] == '%' && i + 2 < s.n ? hex(s.p[i + 1]) : -1;
+        int low = high >= 0 ? hex(s.p[i + 2]) : -1;
+        out[n++] = low < 0 ? s.p[i] : (char)(high << 4 | low);
+        i += low < 0 ? 0 : 2;
+    }
+    return (pl_str){out, n};
+}
+
 static void models(pl_loop *l, pl_exchange *x)
 {
     pl_buf b = {0};
@@ -41,7 +62,7 @@ static void models(pl_loop *l, pl_exchange *x)
     int rc = 0;
     if (pl_str_starts(x->head.path, prefix)) {
         pl_str id = {x->head.path.p + prefix.n, x->head.path.n - prefix.n};
-        const pl_model *m = pl_view_model(l->view, id);
+        const pl_model *m = pl_view_model(l->view, unescaped(&x->arena, id));
         if (!m) {
             pl_answer_error(l, x, 404, "model_not_found", -1, NULL, 0,
                             "no engine serves that model; GET /v1/models lists those there are");

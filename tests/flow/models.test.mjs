@@ -112,3 +112,16 @@ test('a path that the config adds is forwarded', async (t) => {
   assert.equal((await post(`${router.url}/v1/special`, { model: 'm' })).status, 200);
   assert.equal(a.requests[0].path, '/v1/special');
 });
+
+test('a model is found by its id with slashes, escaped or not', async (t) => {
+  const engine = await fakeEngine(t, { models: ['org/model-7b'] });
+  const router = await startRouter(t, { engines: { a: engine.url } });
+  for (const id of ['org/model-7b', 'org%2Fmodel-7b', 'org%2fmodel%2D7b']) {
+    const answer = await get(`${router.url}/v1/models/${id}`);
+    assert.equal(answer.status, 200, id);
+    assert.equal(answer.json.id, 'org/model-7b');
+  }
+  for (const id of ['org%2', 'org%zzmodel-7b', '%00']) {
+    assert.equal((await get(`${router.url}/v1/models/${id}`)).status, 404, id);
+  }
+});

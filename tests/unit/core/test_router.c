@@ -1,0 +1,133 @@
+/* The embedding API: several routers in one process, and what of the process they leave alone. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <arpa/inet.h>
+#include <cmocka.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "perilune.h"
+
+#define CONFIG "{\"listen\":\"127.0.0.1:0\",\"admin\":{\"listen\":\"127.0.0.1:0\"},\"threads\":2}"
+
+static pl_router *started(void)
+{
+    char error[256] = "";
+    pl_router *r = NULL;
+    if (pl_router_new(CONFIG, &r, error, sizeof error) != 0 ||
+        pl_router_start(r, error, sizeof error) != 0)
+        fail_msg("%s", error);
+    return r;
+}
+
+static void *run(void *router)
+{
+    return (void *)(intptr_t)pl_router_run(router);
+}
+
+/* The status of GET /health there, 0 when nobody answers. */
+static int health(int port)
+{
+    static const char request[] = "GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_port = htons((uint16_t)port),
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    char answer[64] = "";
+    int status = 0, fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0 &&
+        send(fd, request, sizeof request - 1, MSG_NOSIGNAL) == (ssize_t)sizeof request - 1 &&
+        recv(fd, answer, sizeof answer - 1, MSG_WAITALL) > 0)
+        sscanf(answer, "HTTP/1.1 %d", &status);
+    close(fd);
+    return status;
+}
+
+static void several_run_beside_each_other(void **state)
+{
+    pl_router *r[2] = {started(), started()};
+    pthread_t thread[2];
+    assert_int_not_equal(pl_router_port(r[0]), pl_router_port(r[1]));
+    for (int i = 0; i < 2; i++)
+        pthread_create(&thread[i], NULL, run, r[i]);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(health(pl_router_port(r[i])), 200);
+    for (int i = 0; i < 2; i++) {
+        void *code;
+        pl_router_stop(r[i]);
+        pthread_join(thread[i], &code);
+        assert_int_equal((intptr_t)code, 0);
+        pl_router_free(r[i]);
+        if (i == 0)
+            assert_int_equal(health(pl_router_port(r[1])), 200);
+    }
+}
+
+static void signals_stay_the_programs(void **state)
+{
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGPIPE};
+    pl_router *r = started();
+    pthread_t thread;
+    pthread_create(&thread, NULL, run, r);
+    assert_int_equal(health(pl_router_port(r)), 200);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        struct sigaction now;
+        sigaction(numbers[i], NULL, &now);
+        assert_true(now.sa_handler == SIG_DFL);
+    }
+    pl_router_stop(r);
+    pthread_join(thread, NULL);
+    pl_router_free(r);
+}
+
+static void signals_are_taken_when_asked_and_given_back(void **state)
+{
+    char error[256] = "";
+    pl_router *r = NULL;
+    assert_int_equal(pl_router_new(CONFIG, &r, error, sizeof error), 0);
+    pl_router_take_signals(r);
+    assert_int_equal(pl_router_start(r, error, sizeof error), 0);
+    raise(SIGTERM); /* before it runs: not missed */
+    assert_int_equal(pl_router_run(r), 0);
+    pl_router_free(r);
+    struct sigaction now;
+    sigaction(SIGTERM, NULL, &now);
+    assert_true(now.sa_handler == SIG_DFL);
+}
+
+static void freed_without_having_run(void **state)
+{
+    pl_router_free(started());
+    pl_router *r = started();
+    pl_router_stop(r); /* asked for, never heard */
+    pl_router_free(r);
+}
+
+static void a_bad_configuration_says_why(void **state)
+{
+    char error[256] = "";
+    pl_router *r = (pl_router *)(intptr_t)1;
+    assert_true(pl_router_new("{\"listen\":\"nowhere\"}", &r, error, sizeof error) < 0);
+    assert_null(r);
+    assert_non_null(strstr(error, "listen"));
+    assert_true(pl_router_new("{", &r, error, sizeof error) < 0);
+    assert_true(pl_router_new("{", &r, NULL, 0) < 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(several_run_beside_each_other),
+        cmocka_unit_test(signals_stay_the_programs),
+        cmocka_unit_test(signals_are_taken_when_asked_and_given_back),
+        cmocka_unit_test(freed_without_having_run),
+        cmocka_unit_test(a_bad_configuration_says_why),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
