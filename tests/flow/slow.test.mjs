@@ -78,7 +78,7 @@ test('many connections that never finish their heads keep nobody out', async (t)
 
 test('slow readers hold back their own streams and nothing else; memory stays bounded', { timeout: 180000 }, async (t) => {
   const readers = 16;
-  const size = 24e6;
+  const size = 64e6; // far more than the kernel holds for two connections
   const { engine, router } = await one(t, { env: lean });
   engine.handler = async (entry, res) => {
     if (!entry.json.big) {
@@ -116,12 +116,12 @@ test('slow readers hold back their own streams and nothing else; memory stays bo
   assert.ok(during.rss - before.rss < readers * 1024 + 8192, `${before.rss} kB became ${during.rss} kB`);
   assert.ok(bigOnes().every((entry) => entry.written < size), 'the engine is held back');
   await (await post(router.url + path, chat('m', { stream: true }))).text;
-  const texts = await Promise.all(answers.slice(0, 4).map((res) => res.text()));
+  const texts = await Promise.all(answers.slice(0, 2).map((res) => res.text()));
   for (const text of texts) {
     assert.ok(text.length > size);
     assert.ok(text.endsWith('data: [DONE]\n\n'));
   }
-  for (const res of answers.slice(4)) res.destroy();
+  for (const res of answers.slice(2)) res.destroy();
   await serves(router);
 });
 
