@@ -63,6 +63,16 @@ void pl_proxy_free_pools(pl_loop *l)
  * --------------------------------------------------------------------------------------------------------
  */
 
+pl_str pl_forward_hops(pl_arena *a, const pl_head *h)
+{
+    pl_str all = {NULL, 0};
+    for (int i = 0; i < h->headers_n; i++)
+        if (h->headers[i].name.n == 10 && pl_str_ieq(h->headers[i].name, PL_STR("connection")))
+            all = all.n ? pl_arena_printf(a, "%.*s,%.*s", PL_FMT(all), PL_FMT(h->headers[i].value))
+                        : h->headers[i].value;
+    return all;
+}
+
 static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connection)
 {
     if (pl_header_is_hop(name, connection))
@@ -105,11 +115,19 @@ static char *put_number(char *to, uint64_t v)
     return to;
 }
 
+/* Engines with several ranks are told which one was chosen, unless a client that may has said so.
+ */
+static bool tells_rank(const pl_request *rq)
+{
+    return rq->engine->workers_n > 1 &&
+           !(rq->trusted && pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank")).p);
+}
+
 /* The head in the arena; {NULL,0} when out of memory. */
 static pl_str compose_head(pl_request *rq, size_t content_length)
 {
     const pl_head *h = &rq->x->head;
-    pl_str connection = pl_head_find(h, PL_STR("connection"));
+    pl_str connection = pl_forward_hops(&rq->x->arena, h);
     pl_str authority = pl_str_c(rq->engine->url + strlen("http://"));
     size_t most = 256 + h->path.n + h->query.n + authority.n + rq->id.n;
     for (int i = 0; i < h->headers_n; i++)
@@ -133,6 +151,10 @@ static pl_str compose_head(pl_request *rq, size_t content_length)
         p = put(p, h->headers[i].name);
         p = put(p, PL_STR(": "));
         p = put(p, h->headers[i].value);
+    }
+    if (tells_rank(rq)) {
+        p = put(p, PL_STR("\r\nx-data-parallel-rank: "));
+        p = put_number(p, (uint64_t)rq->worker->rank);
     }
     p = put(p, PL_STR("\r\nx-request-id: "));
     p = put(p, rq->id);
@@ -179,6 +201,22 @@ static void set_rid(pl_request *rq, pl_edits *edits)
     if (quoted.p &&
         pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_RID, quoted) == 0)
         rq->rid = (pl_str){quoted.p + 1, 32};
+}
+
+/* SGLang's native API takes the rank from the body only. */
+static void set_rank(pl_request *rq, pl_edits *edits)
+{
+    if (rq->api != PL_API_GENERATE || !tells_rank(rq) ||
+        atomic_load_explicit(&rq->engine->kind, memory_order_relaxed) != PL_KIND_SGLANG)
+        return;
+    pl_scan without = *rq->scan; /* the client's own has been removed, or may stand */
+    pl_member *given = &without.members[PL_MEMBER_ROUTED_DP_RANK];
+    if (given->type != PL_JSON_ABSENT && rq->trusted)
+        return;
+    given->type = PL_JSON_ABSENT;
+    pl_str rank = pl_arena_printf(&rq->x->arena, "%d", rq->worker->rank);
+    if (rank.p)
+        pl_edits_set(edits, &rq->x->arena, rq->x->body, &without, PL_MEMBER_ROUTED_DP_RANK, rank);
 }
 
 static void abort_sent(void *user, const pl_fetch_result *r)
@@ -256,6 +294,7 @@ int pl_forward(pl_request *rq, bool fresh)
         pl_intake_shrink(rq, &edits, rq->decision.shrink_max_tokens) == 0 && !fresh)
         pl_count(&l->metrics.shrunk, 1);
     set_rid(rq, &edits);
+    set_rank(rq, &edits);
     pl_str *slices = pl_arena_alloc(a, (PL_EDITS_SLICES + 1) * sizeof *slices);
     if (!pool || !slices)
         return PL_ENOMEM;

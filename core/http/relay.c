@@ -201,7 +201,7 @@ void pl_relay_head(pl_request *rq, const pl_head *head)
     pl_count_status(l, head->status);
     prepare_usage(rq, head);
 
-    pl_str connection = pl_head_find(head, PL_STR("connection"));
+    pl_str connection = pl_forward_hops(&x->arena, head);
     pl_header *h = pl_arena_alloc(&x->arena, ((size_t)head->headers_n + OWN_HEADERS) * sizeof *h);
     if (!h) {
         pl_proxy_over(rq, PL_END_ENGINE_FAILED);

@@ -93,6 +93,8 @@ bool pl_pages(pl_loop *l, pl_exchange *x);
 
 /* Composes the head and body for rq->worker and sends them. PL_ENOMEM. */
 int pl_forward(pl_request *rq, bool fresh);
+/* The headers that belong to this hop: all Connection headers as one list. */
+pl_str pl_forward_hops(pl_arena *a, const pl_head *h);
 /* Tells an SGLang engine to drop the request (closing the connection alone does so elsewhere). */
 void pl_forward_abort(pl_request *rq);
 pl_pool *pl_loop_pool(pl_loop *l, const pl_engine *e);

@@ -61,6 +61,7 @@ test('traceparent and unknown headers pass; hop-by-hop and framing are ours', as
   const raw = await Raw.connect(router.url);
   await raw.send(`POST ${path} HTTP/1.1\r\nHost: client-host\r\nContent-Type: application/json\r\n`
     + `traceparent: ${trace}\r\nX-Custom: kept\r\nConnection: X-Hop, keep-alive\r\nX-Hop: gone\r\n`
+    + 'Connection: X-Second\r\nX-Second: gone\r\n'
     + 'Keep-Alive: timeout=9\r\nTE: trailers\r\nProxy-Authorization: gone\r\n'
     + `Content-Length: ${body.length}\r\n\r\n${body}`);
   await raw.until('"choices"');
@@ -68,7 +69,7 @@ test('traceparent and unknown headers pass; hop-by-hop and framing are ours', as
   const { headers } = engine.requests[0];
   assert.equal(headers.traceparent, trace);
   assert.equal(headers['x-custom'], 'kept');
-  for (const hop of ['x-hop', 'keep-alive', 'te', 'proxy-authorization']) {
+  for (const hop of ['x-hop', 'x-second', 'keep-alive', 'te', 'proxy-authorization']) {
     assert.equal(headers[hop], undefined, hop);
   }
   assert.equal(headers['content-length'], String(body.length));
