@@ -148,7 +148,7 @@ flow() { # LOG FILE...
         bad=1
         [ "$status" != 124 ] || say "FAILED: flow tests did not end within $flow_seconds s"
     fi
-    [ "$bad" = 0 ] || awk '/^ *not ok /{ show = 45 } show-- > 0' "$log" >&2
+    [ "$bad" = 0 ] || awk '/^ *not ok /{ show = 70 } show-- > 0' "$log" >&2
     count "$good" "$bad"
 }
 flow_seconds=480
