@@ -16,9 +16,7 @@ static uint64_t now_ms(void)
     return pl_now_ns() / 1000000u;
 }
 
-/* --- timers
- * ------------------------------------------------------------------------------------------------------------
- */
+/* --- timers --- */
 
 static void on_wheel_timer(uv_timer_t *t)
 {
@@ -43,9 +41,7 @@ static void on_idle(uv_prepare_t *p)
         pl_vm_idle(pl_decider_vm(l->decider));
 }
 
-/* --- start
- * -------------------------------------------------------------------------------------------------------------
- */
+/* --- start --- */
 
 int pl_loop_init(pl_loop *l, pl_router *r, int index, pl_vm *vm, const struct sockaddr *addr,
                  bool reuse_port, int *bound_port, pl_errbuf *eb)
@@ -113,9 +109,7 @@ int pl_loop_start(pl_loop *l)
     return l->started ? 0 : PL_ENOMEM;
 }
 
-/* --- messages
- * ------------------------------------------------------------------------------------------------------------
- */
+/* --- messages --- */
 
 typedef struct view_message {
     pl_message message;

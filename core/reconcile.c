@@ -19,8 +19,7 @@ int pl_router_add_engine(pl_router *r, const pl_engine_spec *spec, pl_errbuf *eb
     return rc;
 }
 
-/* --- removal: polls the ledger until the engine's last request has ended, or cuts the rest
- * ------------------------------- */
+/* --- removal: polls the ledger until the engine's last request has ended, or cuts the rest --- */
 
 typedef struct pl_removal {
     pl_router *router;
@@ -96,9 +95,7 @@ int pl_router_remove_engine(pl_router *r, pl_engine *e, uint64_t deadline_ms,
     return 0;
 }
 
-/* --- SIGHUP
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* --- SIGHUP --- */
 
 static bool same_models(pl_router *r, const pl_engine *e, const pl_engine_spec *spec)
 {

@@ -73,9 +73,7 @@ static void finish(pl_reload *rl)
     free(rl);
 }
 
-/* --- on the loop's thread
- * --------------------------------------------------------------------------------------------------
- */
+/* --- on the loop's thread --- */
 
 static void settled(pl_message *m, void *ctx);
 static void prepared(pl_message *m, void *ctx);
@@ -124,9 +122,7 @@ static void drop(pl_message *m, void *ctx)
     reply(s, settled);
 }
 
-/* --- on the control thread
- * ---------------------------------------------------------------------------------------------------
- */
+/* --- on the control thread --- */
 
 static void settled(pl_message *m, void *ctx)
 {

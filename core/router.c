@@ -15,9 +15,7 @@
 #include "http/proxy.h"
 #include "loop.h"
 
-/* --- create
- * --------------------------------------------------------------------------------------------------------------
- */
+/* --- create --- */
 
 /* Every change of the fleet goes to every loop; on the thread that made it (the control thread). */
 static void publish(void *ctx, pl_view *v)
@@ -105,9 +103,7 @@ int pl_router_new(const char *config_json, pl_router **out, char *error, size_t 
     return rc;
 }
 
-/* --- start
- * ---------------------------------------------------------------------------------------------------------------
- */
+/* --- start --- */
 
 /* A VM for each loop, in order; stages and errors as for a reload. */
 static int load_policy(pl_router *r, pl_vm **vms, pl_errbuf *eb)
@@ -248,9 +244,7 @@ int pl_router_start(pl_router *r, char *error, size_t error_cap)
     return 0;
 }
 
-/* --- stop
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* --- stop --- */
 
 static void stop_now(pl_router *r)
 {

@@ -35,8 +35,7 @@ enum pl_api_kind pl_api_of_path(pl_str path, bool *known)
     return PL_API_OTHER;
 }
 
-/* --- control paths ------------------------------------------------------------------------------
- */
+/* --- control paths --- */
 
 #define DIRECT " is not forwarded by the router; call the engine directly"
 
@@ -107,8 +106,7 @@ const char *pl_api_control_hint(pl_str path)
     return NULL;
 }
 
-/* --- errors
- * ---------------------------------------------------------------------------------------- */
+/* --- errors --- */
 
 static bool is_messages(pl_str path)
 {
@@ -200,8 +198,7 @@ int pl_api_error_event(pl_str path, int status, const char *code, const char *me
     return rc;
 }
 
-/* --- strings
- * ----------------------------------------------------------------------------------------- */
+/* --- strings --- */
 
 /* Adds valid UTF-8. */
 static int quote_part(pl_buf *out, pl_str s)

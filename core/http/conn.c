@@ -15,7 +15,7 @@
 /* connections over the limit that are told so at a time; the rest is just closed */
 #define REFUSING_MAX 64
 
-/* --- the exchange --------------------------------------------------------------------------- */
+/* --- the exchange --- */
 
 void pl_conn_drop_exchange(pl_conn *c)
 {
@@ -148,7 +148,7 @@ void pl_conn_error(pl_conn *c, int status, const char *message)
     pl_buf_free(&body);
 }
 
-/* --- timers --------------------------------------------------------------------------------- */
+/* --- timers --- */
 
 static void on_alarm(pl_timer *t)
 {
@@ -218,7 +218,7 @@ void pl_conn_settle(pl_conn *c)
         pl_conn_close(c, false);
 }
 
-/* --- the loop's next turn ------------------------------------------------------------------- */
+/* --- the loop's next turn --- */
 
 static void on_idle(uv_idle_t *h);
 
@@ -283,7 +283,7 @@ static void on_idle(uv_idle_t *h)
     }
 }
 
-/* --- begin and end -------------------------------------------------------------------------- */
+/* --- begin and end --- */
 
 pl_conn *pl_conn_new(pl_server *s)
 {

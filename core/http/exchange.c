@@ -20,7 +20,7 @@ size_t pl_conn_backlog(const pl_conn *c)
     return c->out.n + uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
 }
 
-/* --- sending -------------------------------------------------------------------------------- */
+/* --- sending --- */
 
 static void broken(pl_conn *c)
 {
@@ -150,7 +150,7 @@ void pl_conn_send(pl_conn *c, uv_buf_t *bufs, unsigned n)
         take_off(c);
 }
 
-/* --- heads ---------------------------------------------------------------------------------- */
+/* --- heads --- */
 
 static char *put(char *to, const char *p, size_t n)
 {
@@ -302,7 +302,7 @@ void pl_conn_send_error(pl_conn *c, int status, pl_str body, bool head_only)
     pl_conn_send(c, bufs, 3);
 }
 
-/* --- the owner's calls ---------------------------------------------------------------------- */
+/* --- the owner's calls --- */
 
 /* Inside on_gone nothing can be answered any more. */
 static bool dead(const pl_exchange *x)

@@ -6,9 +6,7 @@
 
 #include "http/request.h"
 
-/* --- pools
- * ---------------------------------------------------------------------------------------------------------
- */
+/* --- pools --- */
 
 /* One pool for each engine that this loop has talked to, found by the slot of its first worker. */
 struct pl_pool_map {
@@ -59,9 +57,7 @@ void pl_proxy_free_pools(pl_loop *l)
     l->pools = NULL;
 }
 
-/* --- the head
- * --------------------------------------------------------------------------------------------------------
- */
+/* --- the head --- */
 
 pl_str pl_forward_hops(pl_arena *a, const pl_head *h)
 {
@@ -164,8 +160,7 @@ static pl_str compose_head(pl_request *rq, size_t content_length)
     return (pl_str){start, (size_t)(p - start)};
 }
 
-/* --- SGLang's request id: what /abort_request needs
- * ------------------------------------------------------------------ */
+/* --- SGLang's request id: what /abort_request needs --- */
 
 /* A batch or several choices become several requests in the engine, for which one id does not do.
  */
@@ -227,7 +222,7 @@ static void abort_sent(void *user, const pl_fetch_result *r)
 
 void pl_forward_abort(pl_request *rq)
 {
-    pl_pool *pool = rq->rid.p && rq->call ? pl_loop_pool(rq->loop, rq->engine) : NULL;
+    pl_pool *pool = rq->rid.p ? pl_loop_pool(rq->loop, rq->engine) : NULL;
     if (!pool)
         return;
     pl_buf b = {0};
@@ -239,9 +234,7 @@ void pl_forward_abort(pl_request *rq)
     pl_buf_free(&b);
 }
 
-/* --- sending
- * ------------------------------------------------------------------------------------------------------------
- */
+/* --- sending --- */
 
 static void on_call_head(pl_call *c, const pl_head *head)
 {

@@ -64,7 +64,7 @@ bool pl_header_is_hop(pl_str name, pl_str connection)
     return connection.n && list_has(connection, name);
 }
 
-/* --- character classes ---------------------------------------------------------------------- */
+/* --- character classes --- */
 
 static bool is_digit(char c)
 {
@@ -115,7 +115,7 @@ static bool authority_ok(pl_str a)
     return true;
 }
 
-/* --- start lines ---------------------------------------------------------------------------- */
+/* --- start lines --- */
 
 /* "HTTP/1.0" or "HTTP/1.1"; 505 for another version, 400 for what is none. */
 static int version_of(pl_str s, int *minor)
@@ -224,7 +224,7 @@ static bool parse_status_line(pl_reader *r, pl_str line)
     return true;
 }
 
-/* --- header lines --------------------------------------------------------------------------- */
+/* --- header lines --- */
 
 /* What the checks need to know of the header lines. */
 typedef struct seen {

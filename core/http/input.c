@@ -12,7 +12,7 @@
 /* a body is trusted this far at once; larger ones grow as they come */
 #define BODY_FIRST_BYTES (128 * 1024)
 
-/* --- the request's body --------------------------------------------------------------------- */
+/* --- the request's body --- */
 
 static bool body_memory_take(pl_server *s, size_t n)
 {
@@ -92,7 +92,7 @@ void pl_conn_take_body(void *ctx, const char *p, size_t n)
     c->body_n += n;
 }
 
-/* --- input ---------------------------------------------------------------------------------- */
+/* --- input --- */
 
 static pl_exchange *exchange_new(pl_conn *c)
 {

@@ -8,9 +8,7 @@
 #include "http/json.h"
 #include "http/request.h"
 
-/* --- head
- * ----------------------------------------------------------------------------------------------------------
- */
+/* --- head --- */
 
 static bool path_is_forwarded(const pl_loop *l, pl_str path)
 {
@@ -108,9 +106,7 @@ unauthorized:
     return false;
 }
 
-/* --- body
- * ----------------------------------------------------------------------------------------------------------
- */
+/* --- body --- */
 
 static bool valid_id(pl_str id, size_t max)
 {
@@ -189,53 +185,56 @@ static pl_str known_models(pl_request *rq)
     return s.p ? s : PL_STR("");
 }
 
-static int find_model(pl_request *rq)
+/* The answer to a model that nobody serves, or knows yet. */
+static int unknown_model(pl_request *rq, pl_str id)
 {
-    pl_loop *l = rq->loop;
-    const pl_member *m = &rq->scan->members[PL_MEMBER_MODEL];
-    pl_str fallback = l->router->config.default_model;
-    if (m->type == PL_JSON_STRING) {
-        pl_str id = pl_member_string(&rq->x->arena, m);
-        rq->ask.model = id.p ? pl_view_model(rq->view, id) : NULL;
-        if (rq->ask.model)
-            return 0;
-        pl_count(&l->metrics.unknown_model, 1);
-        if (rq->view->models_n == 0)
-            pl_relay_error(rq, 503, "no_models", 2,
-                           "no engine has told its models yet (%d engines configured)",
-                           rq->view->engines_n);
-        else
-            pl_relay_error(
-                rq, 404, "model_not_found", -1, "the model '%.*s' does not exist here; known: %.*s",
-                (int)(id.n < 200 ? id.n : 200), id.p ? id.p : "", PL_FMT(known_models(rq)));
-        return PL_ENOTFOUND;
-    }
-    if (m->type != PL_JSON_ABSENT && m->type != PL_JSON_NULL) {
-        pl_relay_error(rq, 400, "invalid_value", -1, "'model' must be a string");
-        return PL_EINVALID;
-    }
-    rq->ask.model = pl_view_only_model(rq->view);
-    if (!rq->ask.model && fallback.n) {
-        rq->ask.model = pl_view_model(rq->view, fallback);
-        /* engines that serve several models need to be told which one was meant */
-        pl_buf raw = {0};
-        pl_str quoted = {NULL, 0};
-        if (rq->ask.model && pl_json_quote(&raw, fallback) == 0)
-            quoted = pl_arena_str(&rq->x->arena, pl_buf_str(&raw));
-        if (quoted.p)
-            pl_edits_set(&rq->edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_MODEL, quoted);
-        pl_buf_free(&raw);
-    }
-    if (rq->ask.model)
-        return 0;
+    pl_count(&rq->loop->metrics.unknown_model, 1);
     if (rq->view->models_n == 0)
         pl_relay_error(rq, 503, "no_models", 2,
                        "no engine has told its models yet (%d engines configured)",
                        rq->view->engines_n);
     else
+        pl_relay_error(rq, 404, "model_not_found", -1,
+                       "the model '%.*s' does not exist here; known: %.*s",
+                       (int)(id.n < 200 ? id.n : 200), id.p ? id.p : "", PL_FMT(known_models(rq)));
+    return PL_ENOTFOUND;
+}
+
+/* Engines that serve several models need to be told which one was meant. */
+static void name_model(pl_request *rq, pl_str id)
+{
+    pl_buf raw = {0};
+    pl_str quoted = {NULL, 0};
+    if (pl_json_quote(&raw, id) == 0)
+        quoted = pl_arena_str(&rq->x->arena, pl_buf_str(&raw));
+    if (quoted.p)
+        pl_edits_set(&rq->edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_MODEL, quoted);
+    pl_buf_free(&raw);
+}
+
+static int find_model(pl_request *rq)
+{
+    const pl_member *m = &rq->scan->members[PL_MEMBER_MODEL];
+    bool absent = m->type == PL_JSON_ABSENT || m->type == PL_JSON_NULL;
+    if (!absent && m->type != PL_JSON_STRING) {
+        pl_relay_error(rq, 400, "invalid_value", -1, "'model' must be a string");
+        return PL_EINVALID;
+    }
+    pl_str id =
+        absent ? rq->loop->router->config.default_model : pl_member_string(&rq->x->arena, m);
+    if (absent && (rq->ask.model = pl_view_only_model(rq->view)) != NULL)
+        return 0;
+    if (absent && id.n == 0 && rq->view->models_n > 0) {
         pl_relay_error(rq, 400, "model_required", -1, "'model' is missing; known: %.*s",
                        PL_FMT(known_models(rq)));
-    return PL_EINVALID;
+        return PL_EINVALID;
+    }
+    rq->ask.model = id.p ? pl_view_model(rq->view, id) : NULL;
+    if (!rq->ask.model)
+        return unknown_model(rq, id);
+    if (absent)
+        name_model(rq, id);
+    return 0;
 }
 
 /* Pins of internals from clients that may not pin: taken out of the body (headers: forward.c leaves
@@ -244,7 +243,10 @@ static void remove_pins(pl_request *rq)
 {
     if (rq->trusted)
         return;
-    static const pl_member_id pins[] = {PL_MEMBER_ROUTED_DP_RANK, PL_MEMBER_DATA_PARALLEL_RANK};
+    static const pl_member_id pins[] = {
+        PL_MEMBER_ROUTED_DP_RANK,    PL_MEMBER_DATA_PARALLEL_RANK, PL_MEMBER_DISAGG_PREFILL_DP_RANK,
+        PL_MEMBER_BOOTSTRAP_HOST,    PL_MEMBER_BOOTSTRAP_PORT,     PL_MEMBER_BOOTSTRAP_ROOM,
+        PL_MEMBER_KV_TRANSFER_PARAMS};
     int removed = 0;
     for (size_t i = 0; i < sizeof pins / sizeof *pins; i++)
         if (rq->scan->members[pins[i]].type != PL_JSON_ABSENT)
@@ -269,6 +271,8 @@ static void ask_for_usage(pl_request *rq)
     int rc;
     if (options->type == PL_JSON_OBJECT) {
         pl_member include = pl_object_find(options->raw, PL_STR("include_usage"));
+        if (pl_object_find(options->raw, PL_STR("continuous_usage_stats")).type == PL_JSON_TRUE)
+            return; /* usage would show in every chunk, not in one that can be kept back */
         if (include.type == PL_JSON_TRUE)
             return;
         if (include.type != PL_JSON_ABSENT) {
@@ -384,9 +388,7 @@ pl_str pl_intake_find_member(void *ctx, pl_str name)
     return m.type == PL_JSON_STRING ? pl_member_string(&rq->x->arena, &m) : m.raw;
 }
 
-/* --- admit's SHRINK
- * --------------------------------------------------------------------------------------------------
- */
+/* --- admit's SHRINK --- */
 
 /* What the engines generate when a request names no limit (vLLM's and SGLang's completions,
  * SGLang's native API); the other APIs go on to the end of the context. */

@@ -71,8 +71,7 @@ static const char *naturals(const char *p, const char *end, uint32_t *commas)
 }
 #endif
 
-/* --- other values ------------------------------------------------------------------------------
- */
+/* --- other values --- */
 
 static const char *number(pl_json *j, const char *p)
 {
@@ -236,8 +235,7 @@ element: /* the first of an array: of token ids, perhaps thousands */
     goto value;
 }
 
-/* --- one container, step by step ---------------------------------------------------------------
- */
+/* --- one container, step by step --- */
 
 void pl_json_init(pl_json *j, pl_str text, unsigned max_depth, bool utf8)
 {

@@ -16,8 +16,7 @@
 static void decide_and_send(pl_request *rq);
 static void decide_again(pl_request *rq);
 
-/* --- life of a request
- * -------------------------------------------------------------------------------------- */
+/* --- life of a request --- */
 
 static pl_request *request_new(pl_loop *l, pl_exchange *x)
 {
@@ -135,8 +134,7 @@ void pl_proxy_over(pl_request *rq, enum pl_end_cause cause)
     request_free(rq);
 }
 
-/* --- the waiting room
- * ------------------------------------------------------------------------------------------ */
+/* --- the waiting room --- */
 
 static void wait_over(pl_request *rq)
 {
@@ -252,8 +250,7 @@ static bool wait_for_capacity(pl_request *rq, double seconds, bool all_busy)
     return true;
 }
 
-/* --- decide, send, retry
- * --------------------------------------------------------------------------------------- */
+/* --- decide, send, retry --- */
 
 /* Claims the worker for this try. False: it was taken by others meanwhile. */
 static bool begin_try(pl_request *rq, pl_worker_state *w)
@@ -417,6 +414,8 @@ void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
     if (pl_log_allow(seen, 10))
         pl_log(PL_LOG_WARN, "engine_failed", "%s: %s%s%s (request %.*s)", rq->engine->name,
                pl_strerror(err), detail ? ": " : "", detail ? detail : "", PL_FMT(rq->id));
+    if (err == PL_ETIMEOUT)
+        pl_forward_abort(rq); /* it may still be at work for nobody */
     pl_proxy_end_try(rq, 0);
     if (rq->state == PL_RQ_STREAMING) {
         /* its head was a success; its end is not */
@@ -434,8 +433,7 @@ void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
                    "engine %s: %s", rq->engine->name, detail ? detail : pl_strerror(err));
 }
 
-/* --- the server's events
- * ------------------------------------------------------------------------------------------ */
+/* --- the server's events --- */
 
 static bool on_head(void *ctx, pl_exchange *x)
 {
@@ -505,8 +503,7 @@ const pl_handlers pl_proxy_handlers = {
     .render_error = render_error,
 };
 
-/* --- the loop's messages
- * ------------------------------------------------------------------------------------------ */
+/* --- the loop's messages --- */
 
 static void cut(pl_request *rq, const char *why)
 {

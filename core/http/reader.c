@@ -21,7 +21,7 @@ bool pl_reader_fail(pl_reader *r, int status, const char *error)
     return false;
 }
 
-/* --- llhttp callbacks ------------------------------------------------------------------------- */
+/* --- llhttp callbacks --- */
 
 static int on_field(llhttp_t *p, const char *at, size_t n)
 {
@@ -107,7 +107,7 @@ static const llhttp_settings_t settings = {
     .on_message_complete = on_message_complete,
 };
 
-/* --- the head --------------------------------------------------------------------------------- */
+/* --- the head --- */
 
 static bool reserve_head(pl_reader *r, size_t need, bool exact)
 {
@@ -252,7 +252,7 @@ static size_t feed_head(pl_reader *r, const char *p, size_t n)
     return used + (end - before);
 }
 
-/* --- the body --------------------------------------------------------------------------------- */
+/* --- the body --- */
 
 /* Line checks for a trailer. Returns how many of the bytes belong to it. */
 static size_t check_trailer(pl_reader *r, const char *p, size_t n)
@@ -331,7 +331,7 @@ static size_t feed_body(pl_reader *r, const char *p, size_t n)
     return n;
 }
 
-/* --- the interface ---------------------------------------------------------------------------- */
+/* --- the interface --- */
 
 static void start_message(pl_reader *r)
 {

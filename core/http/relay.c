@@ -22,9 +22,7 @@ void pl_count_status(pl_loop *l, int status)
              1);
 }
 
-/* --- headers
- * --------------------------------------------------------------------------------------------------------------
- */
+/* --- headers --- */
 
 /* x-request-id and the x-perilune-* headers: at most 4. */
 static int own_headers(const pl_request *rq, pl_header *h)
@@ -50,8 +48,7 @@ static bool passed_header(pl_str name, pl_str connection)
     return name.n < 11 || !pl_str_ieq((pl_str){name.p, 11}, PL_STR("x-perilune-"));
 }
 
-/* --- the router's own errors
- * ------------------------------------------------------------------------------------------ */
+/* --- the router's own errors --- */
 
 void pl_answer_error(pl_loop *l, pl_exchange *x, int status, const char *code,
                      double retry_after_seconds, const pl_header *extra, int extra_n,
@@ -131,9 +128,7 @@ void pl_relay_broken(pl_request *rq, enum pl_end_cause cause, const char *messag
     pl_buf_free(&event);
 }
 
-/* --- the engine's answer
- * -------------------------------------------------------------------------------------------------
- */
+/* --- the engine's answer --- */
 
 /* What an engine does not implement is no failure of its: a client could ask for it on purpose. */
 static bool engine_failed(int status)

@@ -118,8 +118,7 @@ int pl_member_number(const pl_member *m, double *out)
     return 0;
 }
 
-/* --- prompt size
- * ----------------------------------------------------------------------------------- */
+/* --- prompt size --- */
 
 /* The first byte of an array's first element (of the closing bracket when it has none). */
 static char first_element(const pl_member *m)

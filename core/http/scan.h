@@ -35,6 +35,11 @@
     XX(RID, "rid")                                                                                 \
     XX(ROUTED_DP_RANK, "routed_dp_rank")                                                           \
     XX(DATA_PARALLEL_RANK, "data_parallel_rank")                                                   \
+    XX(DISAGG_PREFILL_DP_RANK, "disagg_prefill_dp_rank")                                           \
+    XX(BOOTSTRAP_HOST, "bootstrap_host")                                                           \
+    XX(BOOTSTRAP_PORT, "bootstrap_port")                                                           \
+    XX(BOOTSTRAP_ROOM, "bootstrap_room")                                                           \
+    XX(KV_TRANSFER_PARAMS, "kv_transfer_params")                                                   \
     XX(USER, "user")
 
 typedef enum pl_member_id {
@@ -116,7 +121,7 @@ typedef struct pl_edit {
     pl_member_id id; /* REMOVE and APPEND */
 } pl_edit;
 
-#define PL_EDITS_MAX    8
+#define PL_EDITS_MAX    16
 #define PL_EDITS_SLICES (2 * PL_EDITS_MAX + 1)
 
 /* Zero-initialise. The commas around removed and appended members are settled by pl_edits_slices,

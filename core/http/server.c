@@ -53,7 +53,7 @@ const pl_server_stats *pl_server_stats_of(const pl_server *s)
     return &s->stats;
 }
 
-/* --- accepting ------------------------------------------------------------------------------ */
+/* --- accepting --- */
 
 static void retry_starved(pl_timer *t);
 
@@ -151,7 +151,7 @@ int pl_server_listen(pl_server *s, const struct sockaddr *addr, bool reuse_port,
     return 0;
 }
 
-/* --- the end -------------------------------------------------------------------------------- */
+/* --- the end --- */
 
 /* After a handle has been closed: is that the end of a drain, or of everything? */
 void pl_server_conn_closed(pl_server *s)

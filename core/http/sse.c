@@ -12,8 +12,7 @@
 /* A stream may be idle for long after one large event. */
 #define KEEP_BYTES ((size_t)16 * 1024)
 
-/* --- where a stream stands
- * -------------------------------------------------------------------------- */
+/* --- where a stream stands --- */
 
 void pl_sse_tail_feed(pl_sse_tail *t, pl_str bytes)
 {
@@ -46,8 +45,7 @@ pl_str pl_sse_tail_close(const pl_sse_tail *t)
     return cr ? PL_STR("\n\n") : PL_STR("\n");
 }
 
-/* --- splitting
- * ---------------------------------------------------------------------------------------- */
+/* --- splitting --- */
 
 void pl_sse_init(pl_sse *s, size_t max_event)
 {

@@ -111,14 +111,18 @@ test('clients may not pin a worker or a rank, in headers or body', async (t) => 
   const policy = writeFile(scratch(t), 'to_a.lua',
     'return { api = 1, name = "to_a", route = function() return 0, "a" end }');
   const router = await startRouter(t, { engines: { a: a.url, b: b.url }, policy });
-  const answer = await post(router.url + path, chat('m', { data_parallel_rank: 3 }), {
+  const pins = {
+    data_parallel_rank: 3, routed_dp_rank: 1, disagg_prefill_dp_rank: 2, bootstrap_host: 'h',
+    bootstrap_port: 1, bootstrap_room: 7, kv_transfer_params: { remote_host: 'h' },
+  };
+  const answer = await post(router.url + path, chat('m', pins), {
     headers: { 'x-perilune-worker': 'b', 'x-data-parallel-rank': '3' },
   });
   assert.equal(answer.headers['x-perilune-worker'], 'a');
   const [entry] = a.requests;
   assert.equal(entry.headers['x-data-parallel-rank'], undefined);
   assert.equal(entry.headers['x-perilune-worker'], undefined);
-  assert.equal(entry.json.data_parallel_rank, undefined);
+  for (const pin of Object.keys(pins)) assert.equal(entry.json[pin], undefined, pin);
   assert.equal(entry.json.messages[0].content, 'What is a moon?');
   assert.ok(await metric(router, 'perilune_pins_removed_total') >= 1);
 });

@@ -42,6 +42,25 @@ test("an abort names the client's own rid, also when the answer streams already"
   assert.equal(abort.json.rid, rid);
 });
 
+test('an SGLang engine whose answer stops is told to abort the request', async (t) => {
+  const engine = await fakeEngine(t);
+  standing(engine);
+  const router = await startRouter(t, {
+    config: {
+      engines: [{ name: 'a', url: engine.url, kind: 'sglang' }],
+      timeouts: { between_bytes_seconds: 0.3 },
+    },
+  });
+  await usable(router, 1);
+  const answer = await post(router.url + path, chat('m', { stream: true, rid: 'stops-in-the-middle' }));
+  assert.match(answer.text, /engine_failed/);
+  assert.doesNotMatch(answer.text, /DONE/);
+  const abort = await engine.when(
+    () => engine.requests.find((r) => r.path === '/abort_request'), 'the abort',
+  );
+  assert.equal(abort.json.rid, 'stops-in-the-middle');
+});
+
 test('done of a policy loaded while an answer streams reads the session id', async (t) => {
   const engine = await fakeEngine(t);
   const go = standing(engine);

@@ -65,6 +65,12 @@ test('no model: the only one, else the default, else a 400', async (t) => {
 
   const given = await startRouter(t, { engines: { a: two.url }, config: { default_model: 'other' } });
   assert.equal((await post(given.url + path, without)).status, 200);
+  assert.equal(two.requests.at(-1).json.model, 'other', 'the engine is told which one');
+
+  const nobodys = await startRouter(t, { engines: { a: two.url }, config: { default_model: 'gone' } });
+  const missed = await post(nobodys.url + path, without);
+  assert.equal(missed.status, 404);
+  assert.match(missed.json.error.message, /'gone'.*'only', 'other'/);
 });
 
 test('a model whose engines are all down is a 503 with Retry-After, not unknown', async (t) => {
