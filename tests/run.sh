@@ -56,7 +56,7 @@ one() {
 headline "packages"
 packages() {
     if [ "$quick" = 1 ]; then need build test node; else need build test fuzz node; fi
-    node -e 'process.exit(parseInt(process.versions.node) < 18)' ||
+    node -e 'process.exit(parseInt(process.versions.node) < 18 ? 1 : 0)' ||
         die "the flow tests need Node 18 or newer; $(command -v node) is $(node --version)"
 }
 if ! (packages); then
