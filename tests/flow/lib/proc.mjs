@@ -15,7 +15,7 @@ export const binary = process.env.PERILUNE ?? join(root, 'build-asan', 'perilune
 export const long = process.env.PL_LONG === '1';
 
 // Reports are only what is wrong with this program.
-const tsan = [process.env.TSAN_OPTIONS, `suppressions=${join(root, 'tests', 'tsan.supp')}`]
+const tsan = [process.env.TSAN_OPTIONS, `suppressions="${join(root, 'tests', 'tsan.supp')}"`]
   .filter(Boolean).join(':');
 
 const complaints = /ERROR: (Address|Leak|Thread)Sanitizer|WARNING: ThreadSanitizer|runtime error:/;
