@@ -121,7 +121,7 @@ const states = {
     s.engine.handler = async (entry, res) => {
       const write = s.engine.stream(res);
       const closed = new Promise((resolve) => { res.on('close', resolve); });
-      for (let k = 0; k < 2500 && !res.destroyed; k++) { // 20 MB: more than the kernel takes
+      for (let k = 0; k < 8000 && !res.destroyed; k++) { // 64 MB: more than the kernel takes
         const data = JSON.stringify(chunk('m', `${k}`.padEnd(8000, 'z')));
         s.written += data.length + 'data: \n\n'.length;
         await Promise.race([write(data), closed]);
