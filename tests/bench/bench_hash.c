@@ -72,20 +72,24 @@ static void pages(bench *b, const row *r)
 }
 
 static row rows[] = {
-    {"raw XXH3, one run", raw_whole, 0},
-    {"raw XXH3, per block of 16", raw_blocks, 16},
-    {"local, 16", blocks, 16},
-    {"local + chain, 16", blocks, 16, .chain = true},
-    {"local, 16, Eagle", blocks, 16, .eagle = true},
-    {"local + chain, 16, Eagle", blocks, 16, .eagle = true, .chain = true},
-    {"local + chain, 1", blocks, 1, .chain = true},
-    {"local + chain, 32", blocks, 32, .chain = true},
-    {"local + chain, 64", blocks, 64, .chain = true},
-    {"local + chain, 512", blocks, 512, .chain = true},
-    {"SHA-256 pages, 1", pages, 1},
-    {"SHA-256 pages, 16", pages, 16},
-    {"SHA-256 pages, 64", pages, 64},
-    {"SHA-256 pages, 64, bigram", pages, 64, .eagle = true},
+    {.name = "raw XXH3, one run", .run = raw_whole, .block_tokens = 0},
+    {.name = "raw XXH3, per block of 16", .run = raw_blocks, .block_tokens = 16},
+    {.name = "local, 16", .run = blocks, .block_tokens = 16},
+    {.name = "local + chain, 16", .run = blocks, .block_tokens = 16, .chain = true},
+    {.name = "local, 16, Eagle", .run = blocks, .block_tokens = 16, .eagle = true},
+    {.name = "local + chain, 16, Eagle",
+     .run = blocks,
+     .block_tokens = 16,
+     .eagle = true,
+     .chain = true},
+    {.name = "local + chain, 1", .run = blocks, .block_tokens = 1, .chain = true},
+    {.name = "local + chain, 32", .run = blocks, .block_tokens = 32, .chain = true},
+    {.name = "local + chain, 64", .run = blocks, .block_tokens = 64, .chain = true},
+    {.name = "local + chain, 512", .run = blocks, .block_tokens = 512, .chain = true},
+    {.name = "SHA-256 pages, 1", .run = pages, .block_tokens = 1},
+    {.name = "SHA-256 pages, 16", .run = pages, .block_tokens = 16},
+    {.name = "SHA-256 pages, 64", .run = pages, .block_tokens = 64},
+    {.name = "SHA-256 pages, 64, bigram", .run = pages, .block_tokens = 64, .eagle = true},
 };
 #define ROWS (sizeof rows / sizeof *rows)
 
