@@ -16,8 +16,8 @@
 #include "kv/block_hash.h"
 #include "kv/page_hash.h"
 
-#define REPS     7
-#define SLICE_NS 20000000u
+#define REPS     40
+#define SLICE_NS 2000000u
 
 typedef struct bench {
     uint32_t *tokens;
