@@ -3,7 +3,7 @@
  * everything else is the caller's.
  *
  * A page goes through a buffer on the stack, so that small pages cost libcrypto one update. SHA-256
- * itself bounds large pages; of a page of one token a third is EVP's starting and ending
+ * itself bounds large pages; of a page of one token over a quarter is EVP's starting and ending
  * (OpenSSL 3.0 allocates its state anew at each start; SHA256_Init and its kin do not, but are
  * deprecated). */
 #include "kv/page_hash.h"
