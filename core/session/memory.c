@@ -5,8 +5,8 @@
  *
  * The cap is for all shards together: `held` is what they hold, raised before an insert and lowered
  * after a delete. At the cap a put evicts: each shard publishes when its least recently used
- * router-only session was used, the shard with the smallest gives one up, and the room passes to
- * the one who evicted without being offered to others. */
+ * router-only session was used, the shard with the smallest gives one up, and its room stays taken
+ * for the one who evicted. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -19,7 +19,8 @@
 
 #define SHARD_BITS 8
 #define SHARDS     (1u << SHARD_BITS)
-#define BATCH      32 /* records that one sweep looks at under one lock */
+#define BATCH      32         /* records that one sweep looks at under one lock */
+#define STALE      UINT32_MAX /* not a record: oldest_use[] has to be computed anew */
 
 typedef struct part {
     _Alignas(64) pthread_mutex_t lock;
@@ -38,6 +39,11 @@ typedef struct memory {
     part parts[SHARDS];
 } memory;
 
+static uint64_t hash_of(const memory *m, const pl_shard_key *k)
+{
+    return XXH3_64bits_withSeed(k->bytes, k->n, m->seed + k->tenant_n);
+}
+
 static int key_of(const memory *m, const pl_session_name *name, pl_shard_key *k)
 {
     if (name->tenant.n > PL_SESSION_MAX_TENANT_BYTES || name->id.n == 0 ||
@@ -48,7 +54,7 @@ static int key_of(const memory *m, const pl_session_name *name, pl_shard_key *k)
     if (k->tenant_n)
         memcpy(k->bytes, name->tenant.p, k->tenant_n);
     memcpy(k->bytes + k->tenant_n, name->id.p, name->id.n);
-    k->hash = XXH3_64bits_withSeed(k->bytes, k->n, m->seed + k->tenant_n);
+    k->hash = hash_of(m, k);
     return 0;
 }
 
@@ -69,20 +75,26 @@ static void unlock_part(memory *m, part *p)
     pthread_mutex_unlock(&p->lock);
 }
 
-static void drop(memory *m, part *p, pl_shard_ref ref, const pl_shard_key *k, pl_session_kind kind)
+/* Deletes; the room stays taken. */
+static void forget(part *p, pl_shard_ref ref, const pl_shard_key *k, pl_session_kind kind)
 {
     pl_shard_delete(&p->shard, ref, k);
     if (kind == PL_SESSION_ENGINE_BACKED)
         p->engine_backed--;
     if (p->oldest == ref)
-        p->oldest = 0; /* its number may come back for another record */
+        p->oldest = STALE; /* its number may come back for another record */
+}
+
+static void give_room(memory *m)
+{
     atomic_fetch_sub_explicit(&m->held, 1, memory_order_relaxed);
 }
 
 static void expire(memory *m, part *p, pl_shard_ref ref, const pl_shard_key *k, pl_binding *gone)
 {
     pl_shard_read(&p->shard, ref, gone);
-    drop(m, p, ref, k, gone->kind);
+    forget(p, ref, k, gone->kind);
+    give_room(m);
     if (gone->kind == PL_SESSION_ENGINE_BACKED)
         p->expired_engine_backed++;
     else
@@ -140,9 +152,8 @@ static bool evict(memory *m)
         if (ref) {
             pl_shard_key k;
             pl_shard_name(&p->shard, ref, &k);
-            k.hash = XXH3_64bits_withSeed(k.bytes, k.n, m->seed + k.tenant_n);
-            drop(m, p, ref, &k, PL_SESSION_ROUTER_ONLY);
-            atomic_fetch_add_explicit(&m->held, 1, memory_order_relaxed);
+            k.hash = hash_of(m, &k);
+            forget(p, ref, &k, PL_SESSION_ROUTER_ONLY);
             p->evicted++;
         }
         unlock_part(m, p);
@@ -203,14 +214,14 @@ static int put(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now_
             if (c->binding.kind == PL_SESSION_ENGINE_BACKED)
                 p->engine_backed++;
             if (p->oldest == ref)
-                p->oldest = 0;
+                p->oldest = STALE;
             pl_shard_bind(&p->shard, ref, &c->binding, now_ns);
         }
         unlock_part(m, p);
         break;
     }
     if (room)
-        atomic_fetch_sub_explicit(&m->held, 1, memory_order_relaxed);
+        give_room(m);
     report(m, &c->name, &gone);
     return err;
 }
@@ -223,8 +234,10 @@ static int take_out(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t
     int err = check(c, p, ref);
     if (!ref)
         err = PL_ENOTFOUND;
-    else if (!err)
-        drop(m, p, ref, k, c->old.kind);
+    else if (!err) {
+        forget(p, ref, k, c->old.kind);
+        give_room(m);
+    }
     unlock_part(m, p);
     report(m, &c->name, &gone);
     return err;
@@ -236,8 +249,11 @@ static int look(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now
     part *p = lock_part(m, k->hash);
     pl_shard_ref ref = find_live(m, p, k, now_ns, &gone);
     if (ref) {
-        if (c->op == PL_STORE_GET)
+        if (c->op == PL_STORE_GET) {
             pl_shard_touch(&p->shard, ref, now_ns);
+            if (p->oldest == ref)
+                p->oldest = STALE; /* it is the only one, or moved within its second */
+        }
         pl_shard_read(&p->shard, ref, &c->binding);
     }
     unlock_part(m, p);
@@ -291,7 +307,7 @@ static bool sweep(memory *m, part *p, uint64_t now_ns, due *list)
     while ((ref = pl_shard_due(&p->shard, now_ns, &budget))) {
         due *d = &list[n];
         pl_shard_name(&p->shard, ref, &d->key);
-        d->key.hash = XXH3_64bits_withSeed(d->key.bytes, d->key.n, m->seed + d->key.tenant_n);
+        d->key.hash = hash_of(m, &d->key);
         expire(m, p, ref, &d->key, &d->binding);
         n += d->binding.kind == PL_SESSION_ENGINE_BACKED;
     }

@@ -45,11 +45,10 @@ static char *long_name(const pl_shard_record *r)
 
 static const char *name_of(const pl_shard_record *r)
 {
-    return name_bytes(r) <= sizeof r->name ? r->name : long_name(r);
+    return name_bytes(r) <= PL_SHARD_NAME_BYTES ? r->name : long_name(r);
 }
 
-/* --- the wheel ---------------------------------------------------------------------------------
- */
+/* --- the wheel --- */
 
 static uint64_t due_tick(uint64_t deadline_ns)
 {
@@ -128,8 +127,7 @@ pl_shard_ref pl_shard_due(pl_shard *s, uint64_t now_ns, int *budget)
     }
 }
 
-/* --- the order of use: router-only records, newest first, to a second
- * -------------------------- */
+/* --- the order of use: router-only records, newest first, to a second --- */
 
 static uint64_t used_ns(const pl_shard_record *r)
 {
@@ -166,8 +164,7 @@ uint64_t pl_shard_oldest_use_ns(const pl_shard *s)
     return s->oldest ? used_ns(record(s, s->oldest)) : UINT64_MAX;
 }
 
-/* --- table and records -------------------------------------------------------------------------
- */
+/* --- table and records --- */
 
 static void table_put(pl_shard_entry *table, uint32_t mask, pl_shard_entry e)
 {
@@ -251,7 +248,7 @@ void pl_shard_destroy(pl_shard *s)
 {
     for (uint32_t i = 0; s->table && i <= s->mask; i++) {
         pl_shard_ref ref = s->table[i].ref;
-        if (ref && name_bytes(record(s, ref)) > sizeof record(s, ref)->name)
+        if (ref && name_bytes(record(s, ref)) > PL_SHARD_NAME_BYTES)
             free(long_name(record(s, ref)));
     }
     for (uint32_t i = 0; i < s->chunks_n; i++)
@@ -287,7 +284,7 @@ pl_shard_ref pl_shard_insert(pl_shard *s, const pl_shard_key *k)
     if (!s->freed && s->unused >= s->chunks_n * CHUNK_RECORDS && !add_chunk(s))
         return 0;
     char *apart = NULL;
-    if (k->n > sizeof record(s, 1)->name) {
+    if (k->n > PL_SHARD_NAME_BYTES) {
         if (!(apart = malloc(k->n)))
             return 0;
         memcpy(apart, k->bytes, k->n);
@@ -354,7 +351,7 @@ void pl_shard_delete(pl_shard *s, pl_shard_ref ref, const pl_shard_key *k)
     if (r->kind == PL_SESSION_ROUTER_ONLY)
         order_take(s, ref);
     table_take(s, (uint32_t)k->hash, ref);
-    if (k->n > sizeof r->name) {
+    if (k->n > PL_SHARD_NAME_BYTES) {
         free(long_name(r));
         s->bytes -= k->n;
     }

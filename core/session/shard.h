@@ -5,8 +5,9 @@
 
 #include "session/store.h"
 
-#define PL_SHARD_TICK_NS 250000000u /* of the wheel */
-#define PL_SHARD_LEVELS  6          /* of 64 slots each: more ticks than nanoseconds fit 64 bits */
+#define PL_SHARD_TICK_NS    250000000u /* of the wheel */
+#define PL_SHARD_LEVELS     6  /* of 64 slots each: more ticks than nanoseconds fit 64 bits */
+#define PL_SHARD_NAME_BYTES 47 /* kept in the record itself */
 
 /* What a name is looked up by: tenant and id in one piece, with their hash. */
 typedef struct pl_shard_key {
@@ -28,8 +29,9 @@ typedef struct pl_shard_record {
     int16_t rank;
     uint8_t kind;
     uint8_t tenant_n;
-    uint8_t id_n;  /* less 1 */
-    char name[47]; /* tenant, then id; when longer, a pointer to it (see long_name) */
+    uint8_t id_n;                   /* less 1 */
+    char name[PL_SHARD_NAME_BYTES]; /* tenant, then id; when longer, a pointer to it (see long_name)
+                                     */
 } pl_shard_record;
 
 typedef struct pl_shard_entry {
