@@ -24,10 +24,10 @@
 
 typedef struct part {
     _Alignas(64) pthread_mutex_t lock;
+    pl_shard shard;      /* what a lookup reads of it is in the line of the lock */
+    pl_shard_ref oldest; /* what oldest_use[] was computed from */
     uint64_t engine_backed;
     uint64_t expired_router_only, expired_engine_backed, evicted; /* since the start */
-    pl_shard_ref oldest; /* what oldest_use[] was computed from */
-    pl_shard shard;
 } part;
 
 typedef struct memory {
