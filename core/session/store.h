@@ -1,0 +1,170 @@
+/* The affinity store: which worker a session is bound to, and until when. An interface, so that one
+ * test suite (tests/unit/session/store_suite.h) holds for every store: memory.c is the one of a
+ * single router; a shared one, for several routers, is to stand behind the same calls. Not used by
+ * the proxy yet.
+ *
+ * A session is named by (tenant, id), compared byte by byte. Its binding has a sliding deadline:
+ * GET moves it to now + ttl, PEEK does not. A binding leaves the store in one of five ways:
+ *
+ *     REMOVE        handed back to the remover (call->old)
+ *     PUT, a rebind handed back to the one who put (call->old)
+ *     expiry        engine-backed: handed to expired(); router-only: silently
+ *     eviction      router-only ones alone, the least recently used first, when the cap is reached
+ *     free          silently
+ *
+ * so an engine-backed binding is handed to exactly one place, which closes the engine's session.
+ *
+ * The calls are asynchronous in shape: pl_store_start answers at once, or says PL_STORE_PENDING and
+ * answers later through call->done. The memory store always answers at once. A store behind a
+ * socket sends a command (one script each for GET, PUT, REMOVE, so that each is atomic; PUT with
+ * `when` is the compare-and-set), is one handle per loop (its connection belongs to the loop),
+ * answers on that loop in the order of the replies, and when the server is slow or gone answers
+ * PL_ETIMEOUT or PL_EUNAVAILABLE, upon which the caller falls back to a choice that needs no store.
+ * Between routers it has to name a worker by its engine's name and rank, since slot and generation
+ * mean something in one process only, and translates at its edge; when the engine is not known here
+ * it answers PL_ENOTFOUND. Deadlines are then by the server's time. */
+#ifndef PL_STORE_H
+#define PL_STORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/clock.h"
+#include "base/err.h"
+#include "base/str.h"
+
+#define PL_SESSION_MAX_ID_BYTES     256
+#define PL_SESSION_MAX_TENANT_BYTES 255
+#define PL_SESSION_MAX_RANK         INT16_MAX
+#define PL_SESSION_MAX_TTL_MS       (30u * 24 * 3600 * 1000) /* 30 days */
+#define PL_STORE_DUE_MS             1000 /* a due session has expired after at most this */
+#define PL_STORE_ADVANCE_MS         500  /* call pl_store_advance at least this often */
+
+typedef struct pl_session_name {
+    pl_str tenant; /* may be empty: without tenants all sessions are of one */
+    pl_str id;     /* 1 .. PL_SESSION_MAX_ID_BYTES, any bytes */
+} pl_session_name;
+
+typedef enum pl_session_kind {
+    PL_SESSION_ROUTER_ONLY,  /* affinity alone: forgetting it costs a cache miss */
+    PL_SESSION_ENGINE_BACKED /* the engine holds state for it that must be closed */
+} pl_session_kind;
+
+typedef struct pl_binding {
+    int32_t slot; /* worker */
+    int32_t generation;
+    int32_t rank;
+    pl_session_kind kind;
+    uint32_t ttl_ms;      /* 1 .. PL_SESSION_MAX_TTL_MS */
+    uint64_t deadline_ns; /* by the store's clock; set by the store */
+    uint64_t version;     /* set by the store; every put of a name gets one it never had; never 0 */
+} pl_binding;
+
+typedef enum pl_store_op {
+    PL_STORE_GET,   /* fills binding and refreshes; PL_ENOTFOUND */
+    PL_STORE_PEEK,  /* fills binding; PL_ENOTFOUND */
+    PL_STORE_PUT,   /* binds to `binding`, fills its deadline and version, and old */
+    PL_STORE_REMOVE /* fills old; PL_ENOTFOUND when there was none */
+} pl_store_op;
+
+/* What PUT and REMOVE ask of the present binding. When it is not so they change nothing, and answer
+ * PL_EEXISTS with the present binding in old, or PL_ENOTFOUND when there is none. */
+typedef enum pl_store_when {
+    PL_STORE_ALWAYS,
+    PL_STORE_IF_ABSENT, /* PUT: two that open one session end on one worker */
+    PL_STORE_IF_VERSION /* it is still the one that the caller saw: call->version */
+} pl_store_when;
+
+#define PL_STORE_PENDING 1
+
+/* One operation. The caller owns it and what `name` points to, until it is answered or cancelled.
+ */
+typedef struct pl_store_call {
+    pl_store_op op;
+    pl_store_when when; /* GET and PEEK do not look at it */
+    pl_session_name name;
+    uint64_t version;   /* for PL_STORE_IF_VERSION */
+    pl_binding binding; /* PUT: in, completed by the store; GET, PEEK: out */
+    pl_binding old;     /* out: PUT, REMOVE; only with had_old */
+    bool had_old;       /* out */
+    int result;         /* out: what pl_store_start returned, or what came later */
+    /* Runs after pl_store_start returned PL_STORE_PENDING, once, on the thread that started it, and
+     * may free the call. Unused by a store that never does; NULL is fine there. */
+    void (*done)(struct pl_store_call *c);
+    void *pending; /* the store's own while pending */
+} pl_store_call;
+
+typedef struct pl_store_stats {
+    uint64_t router_only, engine_backed; /* held now; due ones too until they expired */
+    uint64_t bytes;                      /* memory in use for all of it; 0 when elsewhere */
+    uint64_t expired_router_only, expired_engine_backed, evicted, refused; /* since the start */
+} pl_store_stats;
+
+typedef struct pl_store pl_store;
+
+typedef struct pl_store_ops {
+    const char *name; /* in logs and metrics */
+    int (*start)(pl_store *s, pl_store_call *c);
+    void (*cancel)(pl_store *s, pl_store_call *c);
+    void (*advance)(pl_store *s);
+    void (*stats)(pl_store *s, pl_store_stats *out);
+    void (*free)(pl_store *s);
+} pl_store_ops;
+
+struct pl_store { /* first in each store's own struct */
+    const pl_store_ops *ops;
+};
+
+/* 0 or a negative pl_err when answered, PL_STORE_PENDING when done() will be called. Besides what
+ * the operations say: PL_EINVALID (name, worker or ttl out of bounds), PL_ELIMIT (a new session
+ * while the cap is reached and nothing may be evicted), PL_ENOMEM; from a shared store PL_ETIMEOUT
+ * and PL_EUNAVAILABLE. After an error the session is as it was (a shared store's timeout excepted:
+ * nobody knows). */
+static inline int pl_store_start(pl_store *s, pl_store_call *c)
+{
+    return s->ops->start(s, c);
+}
+
+/* Forgets a pending call: done() does not run, the memory is the caller's at once. What was sent
+ * may still take effect. */
+static inline void pl_store_cancel(pl_store *s, pl_store_call *c)
+{
+    s->ops->cancel(s, c);
+}
+
+/* Expires what is due. Late calls lose nothing: an expired session is not found either way. */
+static inline void pl_store_advance(pl_store *s)
+{
+    s->ops->advance(s);
+}
+
+static inline void pl_store_stats_read(pl_store *s, pl_store_stats *out)
+{
+    s->ops->stats(s, out);
+}
+
+/* No call is under way or pending. NULL is fine. */
+static inline void pl_store_free(pl_store *s)
+{
+    if (s)
+        s->ops->free(s);
+}
+
+typedef struct pl_store_options {
+    pl_clock clock; /* monotonic; called from every thread that uses the store */
+    uint64_t cap;   /* sessions held at most, 1 or more; memory: up to 2^32 - 1 */
+    /* An engine-backed binding has expired and is out of the store. Runs without locks on the
+     * thread whose call found it, before that call is answered, and may use the store (not free
+     * it). `name` is good until it returns. By then the session may be bound anew, to the same
+     * worker too: who closes must order that after or tell the two apart by version. NULL: nobody
+     * cares. */
+    void (*expired)(void *ctx, const pl_session_name *name, const pl_binding *b);
+    void *ctx;
+} pl_store_options;
+
+/* The store of one process: one handle for all threads. Never pending, never blocks on more than a
+ * lock that is held for microseconds. cap 10,000,000 and more work; memory is taken as sessions
+ * come. "Least recently used" is kept to a second. PL_EINVALID, PL_ENOMEM. */
+int pl_store_memory_new(const pl_store_options *o, pl_store **out);
+
+#endif
