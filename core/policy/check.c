@@ -96,11 +96,10 @@ static void make_up(pl_vm *vm, int n, fleet_kind kind, uint64_t seed)
                                       .attempts = 1};
 }
 
-static int decide_once(pl_vm *vm, pl_vm_error *err)
+static int decide_once(pl_vm *vm, pl_judged *judged, pl_vm_error *err)
 {
-    pl_judged judged;
     int rc = pl_vm_decide(vm, 0, err);
-    return rc < 0 ? rc : pl_verdict_judge(vm, &limits, &judged, err);
+    return rc < 0 ? rc : pl_verdict_judge(vm, &limits, judged, err);
 }
 
 /* Interpreted and with a budget, so that a hook that never comes back is found here. */
@@ -122,8 +121,9 @@ static int a_few_decisions(pl_vm *vm, pl_vm_error *err)
     uint64_t seed = 1;
     for (int kind = 0; kind < KINDS; kind++) {
         for (int i = 0; i < 4; i++) {
+            pl_judged judged;
             make_up(vm, sizes[i], (fleet_kind)kind, seed++);
-            int rc = decide_once(vm, err);
+            int rc = decide_once(vm, &judged, err);
             if (rc < 0)
                 return rc;
         }
@@ -145,20 +145,64 @@ int pl_selftest(pl_vm *vm, pl_vm_error *err)
 
 /* --- every hook over every made-up fleet --- */
 
+static int every_fault(pl_vm *vm, pl_vm_error *err)
+{
+    int rc = 0;
+    for (int kind = PL_NO_SESSION_ENGINE; kind <= PL_INDEX_STALE && rc == 0; kind++) {
+        pl_vm_records(vm)->fault->kind = kind;
+        rc = pl_vm_degrade(vm, err);
+        if (rc == 0 && (kind == PL_ENGINE_FAILED || kind == PL_ALL_BUSY)) /* those that occur */
+            rc = pl_verdict_judge_fault(vm, err);
+    }
+    return rc;
+}
+
+/* What the last every_hook saw clamped; control thread only. */
+static bool clamped_admit, clamped_reason;
+
+/* Answers that are mended rather than refused. A limit above what was asked, and a score that
+ * refuses everyone, are no mistakes. */
+static void note_clamps(const pl_judged *j)
+{
+    clamped_admit |= j->clamped[PL_HOOK_ADMIT] && j->action != PL_ADMIT;
+    clamped_reason |= j->clamped[PL_HOOK_ROUTE] != 0;
+}
+
+/* done, for a request that was served where it was sent, or by nobody. */
+static int end_of(pl_vm *vm, const pl_judged *j, pl_vm_error *err)
+{
+    pl_records *r = pl_vm_records(vm);
+    int slot = j->index >= 0 ? j->index : 0;
+    if (j->action != PL_ADMIT || !r->workers[slot].eligible)
+        *r->outcome = (struct pl_outcome){.ttft_seconds = -1,
+                                          .e2e_seconds = 0.01,
+                                          .prompt_tokens = r->req->prompt_tokens,
+                                          .cached_tokens = -1,
+                                          .output_tokens = -1,
+                                          .status = 503,
+                                          .slot = -1,
+                                          .generation = -1,
+                                          .end_cause = PL_END_SHED};
+    else
+        r->outcome->slot = slot;
+    return pl_vm_done(vm, err);
+}
+
 static int every_hook(pl_vm *vm, pl_vm_error *err)
 {
     uint64_t seed = 100;
     int rc = 0;
+    clamped_admit = clamped_reason = false;
     for (int kind = 0; kind < KINDS && rc == 0; kind++) {
         for (int i = 0; i < SIZES && rc == 0; i++) {
+            pl_judged judged = {.index = -1};
             make_up(vm, sizes[i], (fleet_kind)kind, seed++);
-            rc = decide_once(vm, err);
+            rc = decide_once(vm, &judged, err);
+            note_clamps(&judged);
             if (rc == 0)
-                rc = pl_vm_done(vm, err);
-            for (int f = PL_NO_SESSION_ENGINE; f <= PL_INDEX_STALE && rc == 0; f++) {
-                pl_vm_records(vm)->fault->kind = f;
-                rc = pl_vm_degrade(vm, err);
-            }
+                rc = end_of(vm, &judged, err);
+            if (rc == 0 && pl_vm_hooks(vm) & 1u << PL_HOOK_DEGRADE)
+                rc = every_fault(vm, err);
         }
     }
     if (rc == 0)
@@ -292,8 +336,29 @@ typedef struct report {
     pl_vm *vm;             /* NULL: it did not load */
     hook_report hooks[4];
     int hooks_n;
+    char notes[PL_HOOK_COUNT][160]; /* what is allowed, but hardly meant */
+    int notes_n;
     pl_vm_error err; /* message "" when all is well */
 } report;
+
+static void note(report *r, int hook, const char *text)
+{
+    snprintf(r->notes[r->notes_n++], sizeof r->notes[0], "%s: %s", pl_hook_name(hook), text);
+}
+
+static void write_notes(report *r)
+{
+    static const int later[] = {PL_HOOK_SESSION, PL_HOOK_RETAIN, PL_HOOK_EXPIRE};
+    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
+        if (pl_vm_hooks(r->vm) & 1u << later[i])
+            note(r, later[i], "not called by this version of the router");
+    if (clamped_admit)
+        note(r, PL_HOOK_ADMIT,
+             "its seconds were out of range and clamped (negative, or above the limit)");
+    if (clamped_reason)
+        note(r, PL_HOOK_ROUTE,
+             "its reason was replaced by \"route\": a reason is 1 to 64 of A-Z a-z 0-9 _ . -");
+}
 
 static void print_text(const report *r, FILE *out)
 {
@@ -310,15 +375,20 @@ static void print_text(const report *r, FILE *out)
     for (int i = 0; i < PL_HOOK_COUNT; i++)
         if (pl_vm_hooks(r->vm) & 1u << i)
             fprintf(out, " %s", pl_hook_name(i));
-    fprintf(out, "\n");
+    fputs(pl_vm_hooks(r->vm) ? "\n" : " none: the core's defaults decide\n", out);
     for (int i = 0; i < r->hooks_n; i++) {
         const hook_report *h = &r->hooks[i];
         fprintf(out, "%-7s compiled: %s (%d traces)\n", pl_hook_name(h->hook), h->compiled,
                 h->traces);
-        for (int k = 0; k < h->stops_n; k++)
-            fprintf(out, "        %s:%d: %s\n", h->stops[k].file, h->stops[k].line,
-                    h->stops[k].reason);
+        for (int k = 0; k < h->stops_n; k++) {
+            fputs("        ", out);
+            if (h->stops[k].line)
+                fprintf(out, "%s:%d: ", h->stops[k].file, h->stops[k].line);
+            fprintf(out, "%s\n", h->stops[k].reason);
+        }
     }
+    for (int i = 0; i < r->notes_n; i++)
+        fprintf(out, "note    %s\n", r->notes[i]);
     fprintf(out, "ok\n");
 }
 
@@ -328,6 +398,14 @@ static json_t *hooks_json(const report *r)
     for (int i = 0; i < PL_HOOK_COUNT; i++)
         if (pl_vm_hooks(r->vm) & 1u << i)
             json_array_append_new(list, json_string(pl_hook_name(i)));
+    return list;
+}
+
+static json_t *notes_json(const report *r)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < r->notes_n; i++)
+        json_array_append_new(list, json_string(r->notes[i]));
     return list;
 }
 
@@ -355,10 +433,10 @@ static void print_json(const report *r, FILE *out)
         j = json_pack("{s:b, s:{s:s, s:s, s:s, s:i}}", "ok", 0, "error", "message", r->err.message,
                       "stage", r->err.stage, "file", r->err.file, "line", r->err.line);
     else
-        j = json_pack("{s:b, s:s, s:s, s:s, s:o, s:o}", "ok", 1, "policy", pl_vm_name(r->vm),
+        j = json_pack("{s:b, s:s, s:s, s:s, s:o, s:o, s:o}", "ok", 1, "policy", pl_vm_name(r->vm),
                       "file", pl_policy_source_file(r->src), "sha256",
                       pl_policy_source_sha256(r->src), "hooks", hooks_json(r), "compiled",
-                      compiled_json(r));
+                      compiled_json(r), "notes", notes_json(r));
     if (j)
         json_dumpf(j, out, JSON_INDENT(2));
     else
@@ -383,6 +461,8 @@ static int examine(report *r, pl_str name_or_file, const json_t *params, pl_shar
         rc = pl_selftest(r->vm, &r->err);
     if (rc == 0)
         rc = guarded(r->vm, CHECK_INSTRUCTIONS, every_hook, &r->err);
+    if (rc == 0)
+        write_notes(r);
     static const int hot[] = {PL_HOOK_ADMIT, PL_HOOK_ROUTE, PL_HOOK_SCORE, PL_HOOK_DONE};
     for (size_t i = 0; rc == 0 && i < sizeof hot / sizeof *hot; i++)
         if (pl_vm_hooks(r->vm) & 1u << hot[i])

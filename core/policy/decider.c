@@ -183,37 +183,10 @@ void pl_decider_failed(pl_decider *d, int hook, const pl_vm_error *err, uint64_t
 
 /* --- degrade --- */
 
-typedef struct fault_rule {
-    uint32_t allowed;
-    int fallback;
-} fault_rule;
-
 #define BIT(action) (1u << (action))
 
-static fault_rule rule_of(const struct pl_fault *f)
-{
-    switch (f->kind) {
-    case PL_NO_SESSION_ENGINE:
-    case PL_OPEN_FAILED:
-        return (fault_rule){BIT(PL_PROCEED) | BIT(PL_RETRY) | BIT(PL_REJECT), PL_PROCEED};
-    case PL_ENGINE_FAILED:
-        if (f->delta)
-            return (fault_rule){BIT(PL_REJECT), PL_REJECT};
-        return (fault_rule){BIT(PL_RETRY) | BIT(PL_REJECT), f->budget_left ? PL_RETRY : PL_REJECT};
-    case PL_BOUND_GONE:
-        if (f->delta)
-            return (fault_rule){BIT(PL_REJECT), PL_REJECT};
-        return (fault_rule){BIT(PL_REBIND) | BIT(PL_REJECT), PL_REBIND};
-    case PL_ALL_BUSY:
-        return (fault_rule){BIT(PL_QUEUE) | BIT(PL_REJECT), PL_QUEUE};
-    default: /* PL_INDEX_STALE */
-        return (fault_rule){BIT(PL_PROCEED) | BIT(PL_REJECT), PL_PROCEED};
-    }
-}
-
 /* What degrade answered, or PL_DEFAULT with arg -1. */
-static int ask_degrade(pl_decider *d, pl_ask *ask, const struct pl_fault *fault, fault_rule rule,
-                       double *arg)
+static int ask_degrade(pl_decider *d, pl_ask *ask, const struct pl_fault *fault, double *arg)
 {
     uint64_t now_ns = pl_clock_now_ns(d->o.clock);
     *arg = -1;
@@ -228,34 +201,28 @@ static int ask_degrade(pl_decider *d, pl_ask *ask, const struct pl_fault *fault,
     uint64_t from = pl_now_ns();
     int rc = pl_vm_degrade(d->vm, &err);
     observe(d, PL_HOOK_DEGRADE, pl_now_ns() - from);
-    double action = r->verdict->action;
-    if (rc == 0 && action != PL_DEFAULT &&
-        !(action > 0 && action < 32 && action == floor(action) &&
-          rule.allowed & BIT((uint32_t)action)))
-        rc = pl_vm_hook_error(d->vm, PL_HOOK_DEGRADE, &err,
-                              "degrade answered action %.17g, which this fault does not allow",
-                              action);
+    if (rc == 0)
+        rc = pl_verdict_judge_fault(d->vm, &err);
     if (rc < 0) {
         pl_decider_failed(d, PL_HOOK_DEGRADE, &err, now_ns);
         return PL_DEFAULT;
     }
     *arg = r->verdict->arg;
-    return (int)action;
+    return (int)r->verdict->action;
 }
 
 int pl_decide_fault(pl_decider *d, pl_ask *ask, const struct pl_fault *fault, double *arg)
 {
-    fault_rule rule = rule_of(fault);
     int clamped = 0;
     double given;
-    int action = ask_degrade(d, ask, fault, rule, &given);
+    int action = ask_degrade(d, ask, fault, &given);
     if (action == PL_RETRY && fault->kind == PL_ENGINE_FAILED && !fault->budget_left) {
         action = PL_REJECT;
         given = -1;
         clamped++;
     }
     if (action == PL_DEFAULT) {
-        action = rule.fallback;
+        action = pl_verdict_fault_default(fault);
         given = -1;
     }
     if (action == PL_QUEUE)

@@ -104,3 +104,77 @@ int pl_verdict_judge(pl_vm *vm, const pl_limits *limits, pl_judged *out, pl_vm_e
     }
     return 0;
 }
+
+/* --- degrade --- */
+
+#define BIT(action) (1u << (action))
+
+typedef struct fault_rule {
+    uint32_t allowed;
+    int fallback;
+} fault_rule;
+
+static fault_rule rule_of(const struct pl_fault *f)
+{
+    switch (f->kind) {
+    case PL_NO_SESSION_ENGINE:
+    case PL_OPEN_FAILED:
+        return (fault_rule){BIT(PL_PROCEED) | BIT(PL_RETRY) | BIT(PL_REJECT), PL_PROCEED};
+    case PL_ENGINE_FAILED:
+        if (f->delta)
+            return (fault_rule){BIT(PL_REJECT), PL_REJECT};
+        return (fault_rule){BIT(PL_RETRY) | BIT(PL_REJECT), f->budget_left ? PL_RETRY : PL_REJECT};
+    case PL_BOUND_GONE:
+        if (f->delta)
+            return (fault_rule){BIT(PL_REJECT), PL_REJECT};
+        return (fault_rule){BIT(PL_REBIND) | BIT(PL_REJECT), PL_REBIND};
+    case PL_ALL_BUSY:
+        return (fault_rule){BIT(PL_QUEUE) | BIT(PL_REJECT), PL_QUEUE};
+    default: /* PL_INDEX_STALE */
+        return (fault_rule){BIT(PL_PROCEED) | BIT(PL_REJECT), PL_PROCEED};
+    }
+}
+
+int pl_verdict_fault_default(const struct pl_fault *fault)
+{
+    return rule_of(fault).fallback;
+}
+
+/* "nil, pl.RETRY or pl.REJECT" */
+static void list_allowed(uint32_t allowed, char *out, size_t cap)
+{
+    static const char *const names[] = {
+        [PL_QUEUE] = "pl.QUEUE, seconds", [PL_PROCEED] = "pl.PROCEED", [PL_RETRY] = "pl.RETRY",
+        [PL_REJECT] = "pl.REJECT",        [PL_REBIND] = "pl.REBIND",
+    };
+    int n = snprintf(out, cap, "nil");
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
+        if (!(allowed & BIT(i)))
+            continue;
+        allowed &= ~BIT(i);
+        n += snprintf(out + n, cap - (size_t)n, "%s%s", allowed ? ", " : " or ", names[i]);
+    }
+}
+
+int pl_verdict_judge_fault(pl_vm *vm, pl_vm_error *err)
+{
+    static const char *const kinds[] = {
+        [PL_NO_SESSION_ENGINE] = "pl.NO_SESSION_ENGINE",
+        [PL_OPEN_FAILED] = "pl.OPEN_FAILED",
+        [PL_ENGINE_FAILED] = "pl.ENGINE_FAILED",
+        [PL_BOUND_GONE] = "pl.BOUND_GONE",
+        [PL_ALL_BUSY] = "pl.ALL_BUSY",
+        [PL_INDEX_STALE] = "pl.INDEX_STALE",
+    };
+    const pl_records *r = pl_vm_records(vm);
+    double action = r->verdict->action;
+    uint32_t allowed = rule_of(r->fault).allowed;
+    char may[128];
+    if (action == PL_DEFAULT ||
+        (action > 0 && action < 32 && action == floor(action) && allowed & BIT((uint32_t)action)))
+        return 0;
+    list_allowed(allowed, may, sizeof may);
+    return pl_vm_hook_error(vm, PL_HOOK_DEGRADE, err,
+                            "degrade answered action %.17g, but for %s it may answer %s", action,
+                            kinds[r->fault->kind], may);
+}

@@ -87,7 +87,7 @@ typedef struct step {
 typedef struct reader {
     lua_State *L;
     const char *what;
-    size_t left; /* bytes that may still come, counted roughly */
+    size_t most, left; /* bytes in all, and those that may still come; counted roughly */
 } reader;
 
 static size_t path(const reader *r, const step *s, char *out, size_t cap)
@@ -111,8 +111,11 @@ static void refuse(const reader *r, const step *s, const char *why)
 
 static void spend(reader *r, const step *s, size_t n)
 {
-    if (n > r->left)
-        refuse(r, s, "there is more data than may be kept");
+    if (n > r->left) {
+        char why[64];
+        snprintf(why, sizeof why, "there is more data than may be kept: %zu KiB", r->most / 1024);
+        refuse(r, s, why);
+    }
     r->left -= n;
 }
 
@@ -245,7 +248,7 @@ static void read_value(reader *r, int index, const step *s, int depth, json_t *p
 
 void pl_json_read(lua_State *L, int index, const char *what, size_t max_bytes, json_t **out)
 {
-    reader r = {L, what, max_bytes};
+    reader r = {L, what, max_bytes, max_bytes};
     step root = {NULL, NULL, 0, NULL};
     *out = NULL;
     read_value(&r, index, &root, 0, NULL, NULL, out);

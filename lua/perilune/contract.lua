@@ -68,6 +68,7 @@ return function(policy, overrides, file_label)
   end
   if policy.api == nil then refuse("api is missing: write api = %d, the contract this router speaks", API) end
   if policy.api ~= API then
+    if type(policy.api) ~= "number" then refuse("api must be the number %d, not a %s", API, type(policy.api)) end
     refuse("api = %s, but this router speaks api = %d: adapt the policy or use a router that speaks it",
       tostring(policy.api), API)
   end
@@ -76,6 +77,10 @@ return function(policy, overrides, file_label)
     local hook = hooks[key]
     if hook then
       if type(value) ~= "function" then refuse("%s must be a function, not a %s", key, type(value)) end
+      if debug.getlocal(value, 1) == "self" then
+        refuse("%shooks are called without self: write policy.%s = function(...), not policy:%s", place_of(value), key,
+          key)
+      end
       bits = bits + 2 ^ hook
       lines[hook] = debug.getinfo(value, "S").linedefined
     elseif not members[key] then

@@ -130,14 +130,20 @@ local Ewma = {}
 Ewma.__index = Ewma
 Ewma.__metatable = false
 
+local function holder_check(w, what)
+  if type(w) ~= "cdata" then error(what .. ": w is a worker or the outcome, not a " .. type(w), 3) end
+end
+
 -- w is a worker or an outcome: whatever has slot and generation. Answers the new average.
 function Ewma:update(w, value)
+  holder_check(w, "ewma:update(w, value)")
   if type(value) ~= "number" then error("ewma:update(w, value) takes a number", 2) end
   return ewma_update(vm, self.handle, w.slot, w.generation, value)
 end
 
 -- The average, or `default` (0) until there was an update for this worker.
 function Ewma:get(w, default)
+  holder_check(w, "ewma:get(w, default)")
   local v = ewma_get(vm, self.handle, w.slot, w.generation)
   if v ~= v then return default or 0 end
   return v

@@ -31,8 +31,10 @@ end]],
 }
 BODY.admit = BODY.route
 
--- Part of how the compiler works: it tries again from another place.
-local BENIGN = { "leaving loop", "inner loop", "loop unroll", "retry", "down%-recursion", "persistent type" }
+-- Part of how the compiler works: it tries again from another place, or has come to the end of the report's own loop
+-- (which a hook may be compiled without).
+local BENIGN = { "leaving loop", "inner loop", "loop unroll", "retry", "down%-recursion", "persistent type",
+  "return to lower frame" }
 
 local HINTS = {
   FNEW = "a closure is made here: make it once, outside the hook",

@@ -130,6 +130,11 @@ function fleet_mt.__newindex(_, key)
   error(format("cannot write fleet%s: the fleet is read-only; fleet.cost[i] is yours to write",
     type(key) == "number" and "[" .. key .. "]" or "." .. tostring(key)), 2)
 end
+for _, iterator in ipairs { "__pairs", "__ipairs" } do
+  fleet_mt[iterator] = function()
+    error("the fleet is walked by a counted loop: for i = 0, fleet.n - 1 do local w = fleet[i] ... end", 2)
+  end
+end
 ffi.metatype("struct pl_fleet", fleet_mt)
 
 local cost_mt = strict("pl_fleet", "fleet.cost", {})

@@ -103,9 +103,15 @@ function globals.require(name)
   return module
 end
 
+local INSTEAD = {
+  pl = [[write local pl = require "perilune" at the top]],
+  os = "policies do no I/O; pl.now() is the time",
+  io = "policies do no I/O; pl.log(text) writes a line",
+}
 setmetatable(globals, {
   __index = function(_, name)
-    error(format("unknown global '%s'", tostring(name)), 2)
+    local instead = INSTEAD[name]
+    error(format("unknown global '%s'%s", tostring(name), instead and " (" .. instead .. ")" or ""), 2)
   end,
 })
 environment = setmetatable({}, {

@@ -113,12 +113,56 @@ static void test_errors(void **state)
     /* a hook that only the full check reaches */
     refused("return { api = 1, done = function(req, o)\n return o.nope end }", "done", 2,
             "the outcome has no field 'nope'");
+    /* a request that nobody served ends, too */
+    refused("local t = { [0] = 1 }\nfor i = 1, 600 do t[i] = 1 end\n"
+            "return { api = 1, done = function(req, o)\n return t[o.slot] + 1 end }",
+            "done", 4, "arithmetic");
+    refused("local pl = require 'perilune'\n"
+            "return { api = 1, degrade = function(req, fault)\n return pl.QUEUE, 4 end }",
+            "degrade", 2, "for pl.ENGINE_FAILED it may answer nil, pl.RETRY or pl.REJECT");
+    refused("local pl = require 'perilune'\n"
+            "return { api = 1, degrade = function(req, fault)\n return pl.RETRY end }",
+            "degrade", 2, "for pl.ALL_BUSY it may answer nil, pl.QUEUE, seconds or pl.REJECT");
+    refused("return { api = 1, init = function() local t = {} for i = 1, 20000 do t[i] = i end\n"
+            "  return t end, save = function(st) return st end }",
+            "save", 2, "there is more data than may be kept: 64 KiB");
     assert_int_equal(run("/no/such/policy.lua", false), PL_EPOLICY);
     says("/no/such/policy.lua");
     says("stage   read");
     assert_int_equal(run(put_file("p.lua", "local x\nreturn x.y"), false), PL_EPOLICY);
     says("p.lua:2: ");
     says("stage   run");
+}
+
+static void test_notes_what_is_hardly_meant(void **state)
+{
+    assert_int_equal(run(put_file("p.lua", "local pl = require 'perilune'\n"
+                                           "return { api = 1, session = function() return 60 end,\n"
+                                           "admit = function() return pl.QUEUE, -4 end }"),
+                         false),
+                     0);
+    says("note    session: not called by this version of the router\n");
+    says("note    admit: its seconds were out of range");
+    assert_int_equal(run(put_file("p.lua", "return { api = 1, route = function(req, fleet)\n"
+                                           "  if fleet[0].eligible then return 0, 'a reason!' end "
+                                           "end }"),
+                         true),
+                     0);
+    says("route: its reason was replaced");
+    assert_int_equal(run(put_file("p.lua", "return { api = 1 }"), false), 0);
+    says("hooks   none: the core's defaults decide\n");
+}
+
+static void test_an_early_answer_is_compiled(void **state)
+{
+    assert_int_equal(run(put_file("p.lua", "local pl = require 'perilune'\n"
+                                           "return { api = 1, admit = function(req, fleet)\n"
+                                           "  if req.max_tokens < 0 then return pl.SHED, 3 end\n"
+                                           "  return pl.ADMIT end }"),
+                         false),
+                     0);
+    says("admit   compiled: yes");
+    assert_null(strstr(text, "NYI"));
 }
 
 static void note_metric(void *ctx, pl_str name, double value)
@@ -155,6 +199,8 @@ int main(void)
         cmocka_unit_test(test_names_the_line_that_stops_the_compiler),
         cmocka_unit_test(test_hooks_and_hash),
         cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_notes_what_is_hardly_meant),
+        cmocka_unit_test(test_an_early_answer_is_compiled),
         cmocka_unit_test(test_selftest_leaves_the_shared_numbers_alone),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);

@@ -31,7 +31,8 @@ static void test_values(void **state)
         good("local port = 8000\n"
              "return { listen = '127.0.0.1:' .. port, threads = 2, ratio = 0.5, on = true,\n"
              "  engines = { { url = 'http://a' }, { url = 'http://b' } }, limits = {},\n"
-             "  token = env('PL_TEST_SECRET'), other = env('PL_TEST_UNSET', 'none') }");
+             "  token = env('PL_TEST_SECRET'), other = env('PL_TEST_UNSET', 'none'),\n"
+             "  none = env('PL_TEST_UNSET', nil) }");
     assert_string_equal(json_string_value(json_object_get(j, "listen")), "127.0.0.1:8000");
     assert_true(json_is_integer(json_object_get(j, "threads")));
     assert_true(json_real_value(json_object_get(j, "ratio")) == 0.5);
@@ -40,6 +41,7 @@ static void test_values(void **state)
     assert_true(json_is_object(json_object_get(j, "limits")));
     assert_string_equal(json_string_value(json_object_get(j, "token")), "moonlight");
     assert_string_equal(json_string_value(json_object_get(j, "other")), "none");
+    assert_null(json_object_get(j, "none"));
     json_decref(j);
 }
 
@@ -50,6 +52,10 @@ static void test_errors(void **state)
     bad("\nlisten = 'x'", "conf.lua:2: write to global 'listen'");
     bad("\nlocal x = os.getenv('HOME')", "conf.lua:2: unknown global 'os'");
     bad("local x = io", "unknown global 'io'");
+    bad("local pl = require 'perilune'", "a policy is given by --policy FILE");
+    unsetenv("PL_TEST_UNSET");
+    bad("\nreturn { token = env('PL_TEST_UNSET') }",
+        "conf.lua:2: the environment variable PL_TEST_UNSET is not set");
     bad("return 7", "returns a table");
     bad("local x = 1", "returns a table");
     bad("\nwhile true do end", "conf.lua:2: stopped: it ran too long");

@@ -48,6 +48,9 @@ static void test_refusals(void **state)
     refused("local a = 1", "check", 0, "not nothing");
     refused("return {}", "check", 0, "write api = 1");
     refused("return { api = 2 }", "check", 0, "api = 2, but this router speaks api = 1");
+    refused("return { api = '1' }", "check", 0, "api must be the number 1, not a string");
+    refused("local p = { api = 1 }\nfunction p:score(req, w) return 1 end return p", "check", 2,
+            "write policy.score = function(...), not policy:score");
     refused("return { api = 1,\n scores = function() end }", "check", 2, "unknown member 'scores'");
     refused("return { api = 1, scores = 1 }", "check", 0, "score, route");
     refused("return { api = 1, score = 42 }", "check", 0, "score must be a function");
@@ -83,6 +86,7 @@ static void test_sandbox_refuses(void **state)
         snprintf(part, sizeof part, "unknown global '%s'", names[i]);
         refused(text, "run", 1, part);
     }
+    refused("\nlocal x = pl.ADMIT", "run", 2, "write local pl = require \"perilune\"");
     refused("\ncount = 0", "run", 2, "write to global 'count'");
     refused("string.rep = nil", "run", 1, "string is frozen");
     refused("math = nil", "run", 1, "write to global 'math'");
@@ -266,6 +270,11 @@ static void test_record_rules(void **state)
     misuse("score", "return totl", "unknown global 'totl'");
     misuse("score", "require 'late' return 1", "while the policy loads");
     misuse("score", "local x = ('x'):rep(1e9) return x", "string.rep");
+    misuse("score", "local e = pl.worker_ewma('a', 1) e:update(w.slot, 1)",
+           "w is a worker or the outcome, not a number");
+    misuse("score", "local e = pl.worker_ewma('a', 1) local x = e.get(w, 1) return x",
+           "not a number");
+    misuse("route", "for i, w in ipairs(fleet) do return i end", "for i = 0, fleet.n - 1 do");
     misuse("score", "local x = pl.worker_ewma('a b', 1) return x", "takes a name");
     misuse("route", "return fleet[3].index", "index 3 is not in 0 .. n-1 (here 0 .. 2)");
     misuse("route", "return fleet[-1].index", "index -1 is not in 0 .. n-1");
