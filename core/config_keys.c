@@ -276,7 +276,7 @@ static int read_api_keys(const pl_reader_ctx *rd, const json_t *value, const cha
         if (rc != 0)
             return rc;
         if (k->key.n == 0)
-            return pl_schema_fail(rd, at, "has no key (an env() that is not set gives none)");
+            return pl_schema_fail(rd, at, "has no key: give key or key_file");
         if (k->tenant.n == 0)
             return pl_schema_fail(rd, at, "has no tenant: the name that the key stands for");
         if (k->tenant.n > c->max_id_bytes)

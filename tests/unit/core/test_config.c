@@ -186,7 +186,7 @@ static void test_secrets_are_not_shown(void **state)
     refused("{\"admin\":{\"token\":4711}}", "router.lua: admin.token: expected text");
     refused("{\"api_keys\":[{\"key\":4711}]}", "router.lua: api_keys[1].key: expected text");
     refused("{\"api_keys\":[{\"tenant\":\"t\"}]}",
-            "router.lua: api_keys[1]: has no key (an env() that is not set gives none)");
+            "router.lua: api_keys[1]: has no key: give key or key_file");
 }
 
 static void test_secret_files(void **state)
