@@ -59,8 +59,11 @@ static void finish(pl_reload *rl)
     } else {
         r->policy.reload_failures++;
         r->policy.last_error = res->error;
-        pl_log(PL_LOG_ERROR, "policy_refused", "stage %s: %s%s%s (the old one stays)",
-               res->error.stage, res->error.file[0] ? res->error.file : "",
+        char line[16] = "";
+        if (res->error.line > 0)
+            snprintf(line, sizeof line, ":%d", res->error.line);
+        pl_log(PL_LOG_ERROR, "policy_refused", "stage %s: %s%s%s%s (the old one stays)",
+               res->error.stage, res->error.file, res->error.file[0] ? line : "",
                res->error.file[0] ? ": " : "", res->error.message);
     }
     r->reload = NULL;

@@ -159,7 +159,9 @@ static void tell_detected(probe *p, const pl_detected *found, int kind)
 {
     pl_engine *e = p->engine;
     pl_log(PL_LOG_INFO, "engine_detected", "%s is %s with %d model%s", e->name,
-           pl_engine_kind_name((pl_engine_kind)kind), found->ids_n, found->ids_n == 1 ? "" : "s");
+           kind == PL_KIND_AUTO ? "of a kind that it does not tell"
+                                : pl_engine_kind_name((pl_engine_kind)kind),
+           found->ids_n, found->ids_n == 1 ? "" : "s");
     if (found->dropped)
         pl_log(PL_LOG_WARN, "models_dropped",
                "%s: %d model ids were left out (too long, not printable or too many)", e->name,

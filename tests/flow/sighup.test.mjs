@@ -2,7 +2,7 @@
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
 import { writeFileSync } from 'node:fs';
-import { startRouter, until, usable, enginesOf, lua } from './lib/proc.mjs';
+import { startRouter, until, usable, enginesOf, lua, writeFile } from './lib/proc.mjs';
 import { fakeEngine } from './lib/fake.mjs';
 import { get, post, chat } from './lib/http.mjs';
 
@@ -41,6 +41,13 @@ test('a policy that the file names anew and that is refused leaves the old one, 
   await hangUp(router, wrong, 'policy_refused');
   await hangUp(router, { policy: 'round_robin' });
   assert.equal((await running(router)).name, 'round_robin');
+});
+
+test('the log says in which line a policy was refused', async (t) => {
+  const router = await startRouter(t, {});
+  const file = writeFile(router.directory, 'wrong.lua', 'local p = { api = 1 }\nreturn p +\n');
+  const { message } = await hangUp(router, { policy: { file } }, 'policy_refused');
+  assert.ok(message.includes(`stage parse: ${file}:3: `), message);
 });
 
 test('--policy and --set win over the file on SIGHUP, too', async (t) => {
