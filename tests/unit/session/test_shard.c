@@ -75,7 +75,7 @@ static void deleting_leaves_no_hole_in_a_run(void **state)
         pl_shard_key k[N];
         bool there[N];
         for (int i = 0; i < N; i++) {
-            char id[8];
+            char id[16];
             snprintf(id, sizeof id, "%d", i);
             k[i] = key("", id, 12 + pl_rng_below(&rng, 7)); /* a table of 16: runs wrap */
             insert(&s, &k[i], i);
