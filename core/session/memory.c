@@ -81,8 +81,6 @@ static void forget(part *p, pl_shard_ref ref, const pl_shard_key *k, pl_session_
     pl_shard_delete(&p->shard, ref, k);
     if (kind == PL_SESSION_ENGINE_BACKED)
         p->engine_backed--;
-    if (p->oldest == ref)
-        p->oldest = STALE; /* its number may come back for another record */
 }
 
 static void give_room(memory *m)
@@ -214,7 +212,7 @@ static int put(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now_
             if (c->binding.kind == PL_SESSION_ENGINE_BACKED)
                 p->engine_backed++;
             if (p->oldest == ref)
-                p->oldest = STALE;
+                p->oldest = STALE; /* the same number, another use */
             pl_shard_bind(&p->shard, ref, &c->binding, now_ns);
         }
         unlock_part(m, p);

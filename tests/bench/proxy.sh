@@ -120,12 +120,14 @@ while [ "$rep" -lt "$reps" ]; do
         run_wrk small "$p" "$port" 1024 32
         run_wrk large "$p" "$port" 102400 32
         run_sse sse "$p" "$port" 5000
+        run_sse fast "$p" "$port" 1000
         run_sse burst "$p" "$port" 0
     done
 done
 table "Chat request, 1 KB body, 256 B answer, 32 keep-alive connections" small request
 table "100 KB body, 256 B answer, 32 keep-alive connections" large request
 table "SSE, 64 streams x 200 events of 200 B, an event each 5 ms" sse event
+table "SSE, 64 streams x 200 events of 200 B, an event each 1 ms" fast event
 table "SSE, 64 streams x 200 events, as fast as the backend sends" burst event
 
 # --- idle streams: fresh processes, since memory that was used before would hide the growth ---

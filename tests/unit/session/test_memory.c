@@ -142,6 +142,17 @@ static void every_engine_session_is_handed_back_exactly_once(void **state)
         assert_int_equal(atomic_load(&a.sum), 0);
         pl_store_stats_read(a.store, &st);
         assert_int_equal(st.router_only + st.engine_backed, 0);
+        /* and all of the room has come back */
+        suite again = {.store = a.store};
+        for (uint64_t i = 0; i < cap; i++) {
+            char id[16];
+            snprintf(id, sizeof id, "z%d", (int)i);
+            bound(&again, id, 1, ROUTER, 1000);
+        }
+        uint64_t evicted = st.evicted;
+        pl_store_stats_read(a.store, &st);
+        assert_int_equal(st.evicted, evicted);
+        assert_int_equal(st.router_only, cap);
         pl_store_free(a.store);
     }
 }
