@@ -1,10 +1,8 @@
-/* Two routers in one process, each with a control thread, loops, policy and ports of its own.
- * Both listen on a port that the system picks, and stop when they have been asked for their health.
+/* Two routers in one process, each with a control thread, loops, policy and ports of its own. They
+ * listen on ports that the system picks and serve until the input ends:
  *
- *   cc two_routers.c $(pkg-config --cflags --libs --static perilune) -o two_routers
- *   ./two_routers http://127.0.0.1:30000 http://127.0.0.1:30001
- *
- * after `cmake --install build`; inside this repository the target is embed_two_routers. */
+ *   cmake -B build -DPL_TESTS=ON && cmake --build build --target embed_two_routers
+ *   build/embed_two_routers http://127.0.0.1:30000 http://127.0.0.1:30001 */
 #include <perilune.h>
 
 #include <pthread.h>
