@@ -1,5 +1,5 @@
-/* Judges what the admit, route, score and degrade hooks answered: ranges, eligibility, NaN, clamps. Used for
- * live decisions and for made-up ones (check, self-test). */
+/* Judges what the admit, route, score and degrade hooks answered: ranges, eligibility, NaN, clamps.
+ * Used for live decisions and for made-up ones (check, self-test). */
 #ifndef PL_VERDICT_H
 #define PL_VERDICT_H
 
@@ -26,7 +26,8 @@ int pl_verdict_judge(pl_vm *vm, const pl_limits *limits, pl_judged *out, pl_vm_e
 /* SHRINK of an admit that went well before another hook failed; -1 when it was something else. */
 double pl_verdict_shrink(const pl_records *r, int *clamped);
 
-/* After pl_vm_degrade answered 0: is the action one that the fault allows? err is filled when not. */
+/* After pl_vm_degrade answered 0: is the action one that the fault allows? err is filled when not.
+ */
 int pl_verdict_judge_fault(pl_vm *vm, pl_vm_error *err);
 
 /* What is done (enum pl_action) when degrade has no opinion. */
