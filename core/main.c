@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "admin/reload_cli.h"
 #include "base/opts.h"
@@ -212,31 +211,6 @@ static int serve_config(pl_opts *o, const serve_first *first, pl_config *c)
     return rc == 0 ? EXIT_OK : failed("serve", rc, &eb);
 }
 
-/* A connection may need two files: the client's and the engine's. The process asks for as many as
- * its limits allow, and takes fewer clients when that is too little: they get a 503 rather than an
- * engine that seems to be down. */
-static void fit_to_open_files(pl_config *c)
-{
-    struct rlimit files;
-    rlim_t own = 48 + 8 * (rlim_t)(c->threads ? c->threads : 8);
-    rlim_t need = own + 2 * (rlim_t)c->max_connections;
-    if (getrlimit(RLIMIT_NOFILE, &files) != 0)
-        return;
-    if (files.rlim_cur < need && files.rlim_cur < files.rlim_max) {
-        files.rlim_cur = files.rlim_max < need ? files.rlim_max : need;
-        if (setrlimit(RLIMIT_NOFILE, &files) != 0)
-            getrlimit(RLIMIT_NOFILE, &files);
-    }
-    if (files.rlim_cur >= need)
-        return;
-    uint32_t wanted = c->max_connections;
-    c->max_connections = files.rlim_cur > own + 2 ? (uint32_t)(files.rlim_cur - own) / 2 : 1;
-    pl_log(PL_LOG_WARN, "few_files",
-           "%llu open files are allowed: at most %u client connections instead of %u "
-           "(limits.connections); raise it by ulimit -n or systemd's LimitNOFILE",
-           (unsigned long long)files.rlim_cur, c->max_connections, wanted);
-}
-
 static int serve(pl_opts *o)
 {
     serve_first first = {0};
@@ -255,7 +229,6 @@ static int serve(pl_opts *o)
         return code;
     }
     pl_log_init(config.log_level, config.log_json);
-    fit_to_open_files(&config);
     pl_router *router = NULL;
     int rc = pl_router_create(&config, &router, &eb);
     if (rc == 0)

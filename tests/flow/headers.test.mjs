@@ -1,7 +1,7 @@
 // Headers both ways, request ids, keys, and what a client may not decide.
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
-import { startRouter, run, scratch, writeFile, metric } from './lib/proc.mjs';
+import { startRouter, run, scratch, writeFile, metric, until } from './lib/proc.mjs';
 import { fakeEngine } from './lib/fake.mjs';
 import { get, post, chat, Raw, rawPost } from './lib/http.mjs';
 
@@ -198,6 +198,9 @@ test('limits: 413 for a body, 431 for a head, 503 with Retry-After for connectio
   assert.equal(head.status, 431);
   assert.equal(engine.requests.length, 0);
 
+  // refused connections linger for a moment, and count
+  await until('they are closed', async () => (
+    await get(`${router.admin}/status`)).json.connections === 0);
   const held = [];
   for (let i = 0; i < 3; i++) {
     const raw = await Raw.connect(router.url);
