@@ -14,7 +14,8 @@ extern "C" {
 typedef struct pl_router pl_router;
 
 /* Builds a router from a configuration as JSON (the keys of the Lua config file; NULL: all
- * defaults). On failure *out is NULL and `error` (may be NULL) has the reason. */
+ * defaults). `log` is the process's: the last router with that key sets it. On failure *out is NULL
+ * and `error` (may be NULL) has the reason. */
 int pl_router_new(const char *config_json, pl_router **out, char *error, size_t error_cap);
 
 /* Opens the ports, loads the policy and starts the loops; returns when requests are accepted. */

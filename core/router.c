@@ -83,6 +83,7 @@ int pl_router_new(const char *config_json, pl_router **out, char *error, size_t 
 {
     pl_errbuf eb = {""};
     pl_config c;
+    bool logs = false;
     *out = NULL;
     int rc = pl_config_init(&c);
     if (rc == 0 && config_json) {
@@ -90,10 +91,13 @@ int pl_router_new(const char *config_json, pl_router **out, char *error, size_t 
         json_t *root = json_loads(config_json, 0, &je);
         rc = root ? pl_config_json(&c, root, "config", &eb)
                   : pl_fail(&eb, PL_ESYNTAX, "config: %s at byte %d", je.text, je.position);
+        logs = json_object_get(root, "log") != NULL;
         json_decref(root);
     }
     if (rc == 0)
         rc = pl_config_finish(&c, &eb);
+    if (rc == 0 && logs)
+        pl_log_init(c.log_level, c.log_json);
     if (rc == 0)
         rc = pl_router_create(&c, out, &eb);
     else

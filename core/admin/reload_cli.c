@@ -140,6 +140,12 @@ static int tell(const pl_reload_options *o, int status, const json_t *answer, pl
         return pl_fail(eb, PL_EINVALID,
                        "the router wants its admin token: --token-env NAME names the environment "
                        "variable that holds it");
+    if (status == 404 || status == 405)
+        return pl_fail(
+            eb, PL_EINVALID,
+            "what answers at %.*s is no router's admin API (that is 127.0.0.1:8001 unless "
+            "told otherwise): --admin HOST:PORT",
+            PL_FMT(o->admin));
     if (o->json)
         return PL_EPOLICY;
     const char *file = text_of(error, "file"), *stage = text_of(error, "stage");

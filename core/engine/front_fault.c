@@ -4,11 +4,15 @@
  * POST /sim/fault {"kind", "after_chunks", "probability", "count", "delay_ms", "health"} replaces
  * the fault in force; GET tells it and how often each kind has struck. It strikes inference
  * requests (and GET /health with "health": true), each with the given probability (1), at most
- * count times (0: no bound), then it is none again. none refuse            the connection is closed
- * without an answer reset_mid_stream  closed after after_chunks tokens of a stream; an answer that
- * is not streamed breaks off in the middle of its body hang              never answered error_500
- * answered at once slow              delay_ms (real milliseconds) before each token of a stream, or
- * before the answer
+ * count times (0: no bound), then it is none again:
+ *
+ * - none: nothing is broken
+ * - refuse: the connection is closed without an answer
+ * - reset_mid_stream: closed after after_chunks tokens of a stream; an answer that is not streamed
+ *   breaks off in the middle of its body
+ * - hang: never answered
+ * - error_500: answered at once
+ * - slow: delay_ms (real milliseconds) before each token of a stream, or before the answer
  *
  * GET /sim/requests: inflight (requests received and not over), running and waiting (prompts in the
  * engine), counts in all and by path: received = inflight + failed (answered with an error) + done

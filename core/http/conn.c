@@ -10,6 +10,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/log.h"
+
 /* an early answer keeps the connection when at most this much of the body is left to drop */
 #define DISCARD_BYTES (64 * 1024)
 /* connections over the limit that are told so at a time; the rest is just closed */
@@ -325,6 +327,10 @@ void pl_conn_begin(pl_conn *c)
         return;
     }
     pl_stat_add(&s->stats.refused, 1);
+    static unsigned long told[2];
+    if (pl_log_allow(told, 1))
+        pl_log(PL_LOG_WARN, "connection_refused", "%u client connections are open already",
+               s->o.max_connections);
     s->refusing++;
     c->counted = false;
     atomic_fetch_sub_explicit(s->o.connections, 1, memory_order_relaxed);

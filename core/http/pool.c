@@ -209,6 +209,24 @@ static int conn_open(pl_upcall *call, const pl_address *a)
     return 0;
 }
 
+/* Whose fault it is that there is no connection: PL_EUNAVAILABLE and PL_ENOMEM are the router's
+ * own, and say nothing about the engine. */
+static int connect_error(int uv_err)
+{
+    switch (uv_err) {
+    case UV_ETIMEDOUT:
+        return PL_ETIMEOUT;
+    case UV_ENOMEM:
+        return PL_ENOMEM;
+    case UV_EMFILE:
+    case UV_ENFILE:
+    case UV_ENOBUFS:
+        return PL_EUNAVAILABLE;
+    default:
+        return PL_ECONNECT;
+    }
+}
+
 /* Tries the addresses not yet tried, beginning with the one that worked last; each gets an equal
  * share of the time that is left. */
 static void connect_some(pl_upcall *c, int uv_err)
@@ -227,10 +245,7 @@ static void connect_some(pl_upcall *c, int uv_err)
             return;
         }
     }
-    pl_upcall_fail_soon(c,
-                        uv_err == UV_ETIMEDOUT ? PL_ETIMEOUT
-                        : uv_err == UV_ENOMEM  ? PL_ENOMEM
-                                               : PL_ECONNECT,
+    pl_upcall_fail_soon(c, connect_error(uv_err),
                         uv_err == UV_ETIMEDOUT ? "connect timed out" : uv_strerror(uv_err));
 }
 

@@ -405,9 +405,26 @@ void pl_proxy_retry(pl_request *rq)
     decide_again(rq);
 }
 
+/* The router itself has no connection to give: no engine is to blame, nor would another one help.
+ */
+static void no_connection(pl_request *rq, const char *detail)
+{
+    static unsigned long seen[2];
+    if (pl_log_allow(seen, 10))
+        pl_log(PL_LOG_ERROR, "no_connection", "%s (request %.*s); is ulimit -n too low?", detail,
+               PL_FMT(rq->id));
+    pl_proxy_end_try(rq, -1);
+    pl_relay_error(rq, 503, "router_overloaded", 1, "the router cannot open a connection: %s",
+                   detail);
+}
+
 void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
 {
     pl_loop *l = rq->loop;
+    if (err == PL_EUNAVAILABLE) {
+        no_connection(rq, detail ? detail : pl_strerror(err));
+        return;
+    }
     pl_count(&l->metrics.upstream_failures, 1);
     atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
     static unsigned long seen[2];

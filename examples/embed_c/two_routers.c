@@ -1,8 +1,9 @@
-/* Two routers in one process, each with a control thread, loops, policy and ports of its own. They
- * listen on ports that the system picks and serve until the input ends:
+/* Two routers in one process, each with a control thread, a loop, a policy and a port of its own,
+ * which the system picks. They serve until the program's input ends.
  *
- *   cmake -B build -DPL_TESTS=ON && cmake --build build --target embed_two_routers
- *   build/embed_two_routers http://127.0.0.1:30000 http://127.0.0.1:30001 */
+ *   cmake --install build
+ *   cc two_routers.c $(pkg-config --cflags --libs perilune) -o two_routers
+ *   ./two_routers http://127.0.0.1:30000 http://127.0.0.1:30001 */
 #include <perilune.h>
 
 #include <pthread.h>
@@ -16,7 +17,7 @@ static void *control(void *router)
 
 static pl_router *start(const char *engine, const char *policy, pthread_t *thread)
 {
-    char config[512], error[512];
+    char config[512], error[512] = "no thread";
     pl_router *r;
     snprintf(config, sizeof config,
              "{\"listen\": \"127.0.0.1:0\", \"admin\": {\"listen\": \"off\"}, \"threads\": 1,"
@@ -46,7 +47,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < 2; i++)
         routers[i] = start(argv[1 + i], policies[i], &threads[i]);
     while (routers[0] && routers[1] && getchar() != EOF)
-        ; /* they serve until the input ends */
+        ;
     for (int i = 0; i < 2; i++) {
         if (!routers[i])
             continue;

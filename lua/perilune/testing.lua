@@ -375,7 +375,7 @@ end
 
 local REQ = { prompt_tokens = 100, max_tokens = -1, body_bytes = 400, api = C.PL_API_CHAT,
   choices = 1 }
-local REQ_STRINGS = { model = "m", tenant = "", path = "/v1/chat/completions", id = "req-1",
+local REQ_STRINGS = { model = "m", tenant = "default", path = "/v1/chat/completions", id = "req-1",
   session_id = false, headers = false, members = false }
 local WORKER = { max_inflight = math.huge, max_queued_prefill_tokens = math.huge,
   prefill_tokens_per_second = 8000, weight = 1, generation = 1, eligible = true }

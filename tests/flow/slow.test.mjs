@@ -321,6 +321,7 @@ test('one connection too many is told when to come back; one that leaves makes r
     assert.ok(JSON.parse(text.slice(text.indexOf('\r\n\r\n'))).error.message.length > 0);
   }
   assert.equal(await metric(router, 'perilune_connections_refused_total'), 3);
+  assert.match((await router.log('connection_refused')).message, /^5 client connections are open already/);
   held[0].destroy();
   await until('room', async () => {
     try {

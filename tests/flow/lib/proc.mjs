@@ -46,13 +46,15 @@ export function writeFile(directory, name, text) {
 }
 
 export class Program {
-  constructor(args, { env = {} } = {}) {
+  // files: how many it may have open (ulimit -n); default: as many as this process
+  constructor(args, { env = {}, files } = {}) {
     this.args = args;
     this.stderr = '';
     this.stdout = '';
     this.logs = [];
     this.waiting = new Set();
-    this.child = spawn(binary, args, {
+    const limited = ['-c', `ulimit -n ${files} && exec "$0" "$@"`, binary, ...args];
+    this.child = spawn(files ? 'sh' : binary, files ? limited : args, {
       env: { ...process.env, TSAN_OPTIONS: tsan, ...env },
       stdio: ['ignore', 'pipe', 'pipe'],
     });
@@ -153,7 +155,7 @@ export async function startEngine(t, { flags = [] } = {}) {
 // the config file. Health checks run ten times a second unless told otherwise. Waits until every
 // engine is up, unless `ready` is false.
 export async function startRouter(t, {
-  engines = {}, flags = [], config = {}, threads = 2, policy, ready = true, env,
+  engines = {}, flags = [], config = {}, threads = 2, policy, ready = true, env, files,
 } = {}) {
   const directory = scratch(t);
   const full = { health: { interval_seconds: 0.1, timeout_seconds: 1, detect_interval_seconds: 0.1 }, ...config };
@@ -162,7 +164,7 @@ export async function startRouter(t, {
     '--threads', String(threads)];
   for (const [name, url] of Object.entries(engines)) args.push('--engine', `${name}=${url}`);
   if (policy) args.push('--policy', policy);
-  const program = new Program([...args, ...flags], { env });
+  const program = new Program([...args, ...flags], { env, files });
   cleanup(t, () => program.stop());
   program.config = file;
   program.directory = directory;

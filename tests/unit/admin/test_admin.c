@@ -367,11 +367,11 @@ typedef struct said {
     pl_errbuf eb;
 } said;
 
-static void reload(fixture *f, said *s, const char *policy, const char *token, bool json)
+static void reload_at(int port, said *s, const char *policy, const char *token, bool json)
 {
     size_t n, m;
     char admin[32];
-    snprintf(admin, sizeof admin, "127.0.0.1:%d", pl_router_admin_port(f->router));
+    snprintf(admin, sizeof admin, "127.0.0.1:%d", port);
     pl_reload_options o = {.admin = pl_str_c(admin),
                            .policy = pl_str_c(policy),
                            .token = pl_str_c(token),
@@ -383,6 +383,11 @@ static void reload(fixture *f, said *s, const char *policy, const char *token, b
     s->rc = pl_reload_cli(&o, &s->eb);
     fclose(o.out);
     fclose(o.err);
+}
+
+static void reload(fixture *f, said *s, const char *policy, const char *token, bool json)
+{
+    reload_at(pl_router_admin_port(f->router), s, policy, token, json);
 }
 
 static void said_free(said *s)
@@ -419,6 +424,12 @@ static void test_command(void **state)
     json_t *j = json_loads(s.out, 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(json_object_get(j, "error"), "line")), 2);
     json_decref(j);
+    said_free(&s);
+
+    /* the wrong one of the two ports */
+    reload_at(pl_router_port(f.router), &s, "", "", false);
+    assert_true(s.rc < 0 && s.rc != PL_EPOLICY);
+    assert_non_null(strstr(s.eb.text, "is no router's admin API"));
     said_free(&s);
     stop(&f);
 

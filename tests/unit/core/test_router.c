@@ -135,6 +135,40 @@ static void too_few_files_are_an_error(void **state)
     assert_true(good > 0 && bad > 10);
 }
 
+/* The lines that starting and stopping with this configuration writes. */
+static void what_it_logs(const char *config, char *out, size_t cap)
+{
+    char error[256] = "";
+    pl_router *r = NULL;
+    FILE *log = tmpfile();
+    int own = dup(2);
+    fflush(stderr);
+    dup2(fileno(log), 2);
+    int rc = pl_router_new(config, &r, error, sizeof error);
+    if (rc == 0)
+        rc = pl_router_start(r, error, sizeof error);
+    pl_router_free(r);
+    dup2(own, 2);
+    close(own);
+    rewind(log);
+    out[fread(out, 1, cap - 1, log)] = 0;
+    fclose(log);
+    assert_int_equal(rc, 0);
+}
+
+static void the_log_key_counts(void **state)
+{
+    static const char form[] = "{\"listen\":\"127.0.0.1:0\",\"admin\":{\"listen\":\"off\"},"
+                               "\"threads\":1,\"log\":{\"level\":\"%s\",\"json\":false}}";
+    char config[256], text[4096];
+    snprintf(config, sizeof config, form, "error");
+    what_it_logs(config, text, sizeof text);
+    assert_string_equal(text, "");
+    snprintf(config, sizeof config, form, "info");
+    what_it_logs(config, text, sizeof text);
+    assert_non_null(strstr(text, "info  listening: http://127.0.0.1:"));
+}
+
 static void a_bad_configuration_says_why(void **state)
 {
     char error[256] = "";
@@ -155,6 +189,7 @@ int main(void)
         cmocka_unit_test(freed_without_having_run),
         cmocka_unit_test(too_few_files_are_an_error),
         cmocka_unit_test(a_bad_configuration_says_why),
+        cmocka_unit_test(the_log_key_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
