@@ -32,28 +32,30 @@ distribution() {
 packages_for() {
     case "$2:$1" in
         debian-12:build) echo "gcc libc6-dev make cmake ninja-build pkg-config libluajit-5.1-dev
-            libuv1-dev node-llhttp libjansson-dev libxxhash-dev libssl-dev curl" ;;
-        debian-12:test) echo "luajit lua-busted lua-check libcmocka-dev" ;;
+            libuv1-dev node-llhttp libjansson-dev libxxhash-dev libssl-dev libhiredis-dev libzmq3-dev
+            libmsgpack-dev curl" ;;
+        debian-12:test) echo "luajit lua-busted lua-check libcmocka-dev redis-server" ;;
         debian-12:fuzz) echo "clang-14 libclang-rt-14-dev" ;;
 
         # untested
         debian-*:build | ubuntu-*:build) echo "gcc libc6-dev make cmake ninja-build pkg-config
             libluajit-5.1-dev libuv1-dev libllhttp-dev libjansson-dev libxxhash-dev libssl-dev
-            curl" ;;
-        debian-*:test | ubuntu-*:test) echo "luajit lua-busted lua-check libcmocka-dev" ;;
+            libhiredis-dev libzmq3-dev libmsgpack-c-dev curl" ;;
+        debian-*:test | ubuntu-*:test) echo "luajit lua-busted lua-check libcmocka-dev redis-server" ;;
         debian-*:fuzz) echo "clang-19 libclang-rt-19-dev" ;;
         ubuntu-*:fuzz) echo "clang-18 libclang-rt-18-dev" ;;
 
         # untested
         fedora:build) echo "gcc make cmake ninja-build pkgconf luajit-devel libuv-devel
-            llhttp-devel jansson-devel xxhash-devel openssl-devel curl" ;;
-        fedora:test) echo "luajit lua-busted luacheck libcmocka-devel libasan libubsan libtsan" ;;
+            llhttp-devel jansson-devel xxhash-devel openssl-devel hiredis-devel zeromq-devel
+            msgpack-c-devel curl" ;;
+        fedora:test) echo "luajit lua-busted luacheck libcmocka-devel valkey libasan libubsan libtsan" ;;
         fedora:fuzz) echo "clang compiler-rt" ;;
 
         # untested
         alpine:build) echo "build-base cmake samurai pkgconf luajit-dev libuv-dev llhttp-dev
-            jansson-dev xxhash-dev openssl-dev curl" ;;
-        alpine:test) echo "luajit lua5.1-busted luacheck cmocka-dev" ;;
+            jansson-dev xxhash-dev openssl-dev hiredis-dev zeromq-dev msgpack-c-dev curl" ;;
+        alpine:test) echo "luajit lua5.1-busted luacheck cmocka-dev redis" ;;
         alpine:fuzz) echo "clang compiler-rt" ;;
     esac
 }

@@ -1,0 +1,87 @@
+/* The KV index: which workers hold which prefix of a prompt, per tier. One writer thread (the
+ * indexer) applies what engines publish; any number of readers ask without waiting for it.
+ *
+ * A block is named two ways. Its local hash (block_hash.h) is what a prompt's tokens give; its
+ * engine hash is what the engine's events name it by, opaque to us and per worker: the index keeps,
+ * for each worker, a map engine hash -> block, with reference counts for copies stored twice.
+ *
+ * A space is one namespace: model, LoRA adapter, cache salt, block size. Prefixes of different
+ * spaces never meet. A worker's KV is in as many spaces as it publishes for. */
+#ifndef PL_INDEX_H
+#define PL_INDEX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/str.h"
+
+typedef struct pl_index pl_index;
+typedef uint32_t pl_index_space; /* 0 is none */
+
+/* Where a copy lies; a nearer tier is worth more. */
+typedef enum pl_tier { PL_TIER_DEVICE, PL_TIER_HOST, PL_TIER_DISK, PL_TIER_EXTERNAL } pl_tier;
+enum { PL_TIERS = 4 };
+
+typedef struct pl_index_options {
+    uint64_t max_bytes; /* the cap on all of it; above it the least recently matched go first */
+} pl_index_options;
+
+int pl_index_new(const pl_index_options *o, pl_index **out);
+void pl_index_free(pl_index *ix); /* no reader and no writer is at work */
+
+/* The space of that name, made when it is new. `block_tokens` and `seed` (pl_block_space.seed) are
+ * part of the name. Writer's thread. 0: out of memory or too many. */
+pl_index_space pl_index_space_open(pl_index *ix, pl_str model, uint32_t block_tokens, bool eagle,
+                                   pl_str lora, pl_str salt);
+/* The same for readers: 0 when there is none. Any thread. */
+pl_index_space pl_index_space_find(const pl_index *ix, pl_str model, uint32_t block_tokens,
+                                   bool eagle, pl_str lora, pl_str salt);
+
+/* --- the writer's thread --- */
+
+/* Worker `slot` has stored n blocks in a tier: local[i] under engine[i], one after the other,
+ * behind the block that it calls *parent (NULL: from the start). PL_ENOTFOUND: that parent is
+ * unknown (nothing changed); PL_ELIMIT: the cap is reached and nothing could be evicted; PL_ENOMEM.
+ */
+int pl_index_store(pl_index *ix, pl_index_space space, int slot, pl_tier tier,
+                   const uint64_t *parent, const uint64_t *engine, const uint64_t *local, size_t n);
+/* It has dropped them from that tier. Returns how many were known. */
+size_t pl_index_remove(pl_index *ix, int slot, pl_tier tier, const uint64_t *engine, size_t n);
+/* It has nothing any more (tier -1: in no tier). Bounded time for the caller; what is left to free
+ * is freed by later calls of the writer. */
+void pl_index_clear(pl_index *ix, int slot, int tier);
+/* A slice of the work that clear and eviction left. True when there is more. */
+bool pl_index_maintain(pl_index *ix);
+
+/* --- readers: any thread, registered once --- */
+
+typedef struct pl_index_reader pl_index_reader;
+pl_index_reader *pl_index_reader_new(pl_index *ix); /* NULL: out of memory */
+void pl_index_reader_free(pl_index_reader *r);
+
+/* How much of the prompt a worker holds: blocks[t] counts the blocks from the start that lie in
+ * tier t or nearer, without a hole; so blocks[PL_TIER_DEVICE] <= blocks[PL_TIER_HOST] <= ... */
+typedef struct pl_match {
+    int slot;
+    uint32_t blocks[PL_TIERS];
+} pl_match;
+
+/* Matches local[0 .. n) in a space. Fills out[] (room for cap) with the workers that hold at least
+ * the first block, in no order, and returns their number. Never waits for the writer; sees for each
+ * block a state that was true during the call. */
+int pl_index_match(pl_index_reader *r, pl_index_space space, const uint64_t *local, size_t n,
+                   pl_match *out, int cap);
+
+/* --- figures; any thread --- */
+typedef struct pl_index_stats {
+    uint64_t spaces, blocks, entries; /* entries: (block, worker, tier) */
+    uint64_t bytes;
+    uint64_t stored, removed, duplicates, unknown_parents, unknown_removals, evicted;
+} pl_index_stats;
+void pl_index_stats_of(const pl_index *ix, pl_index_stats *out);
+/* Entries of one worker. */
+uint64_t pl_index_entries(const pl_index *ix, int slot);
+
+#endif
