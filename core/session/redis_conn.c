@@ -1,15 +1,16 @@
-/* The connection of a handle of the shared store (redis.c): hiredis's asynchronous context on a
- * libuv loop, with what hiredis 0.14 does not do: it resolves names without blocking, times
- * connecting out, notices a silent server, logs in, reconnects with backoff, and reports a refused
- * or reset connection (libuv tells of these as an error of the poll handle, upon which hiredis's
- * own adapter returns). All on the loop's thread.
+/* The connection of a handle of the shared store (redis.c): hiredis's non-blocking context and
+ * reader on a libuv loop. Its asynchronous layer is not used: release 0.14 takes commands that it
+ * has no memory for without saying so, aborts the process when a server sends more replies than it
+ * was asked for, and its libuv adapter never tells of a refused connection (libuv reports that as
+ * an error of the poll handle). What is here instead: a list of commands in the order of sending,
+ * names resolved without blocking, timeouts, log-in, and connecting again with backoff. All on the
+ * loop's thread.
  *
- * hiredis owns the context: redisAsyncFree answers what is pending with NULL, calls on_cleanup and
- * frees it, at once or when the reply that it is in has been handled. The pl_redis_conn outlives
- * each context and a name question under way (`pins`). */
+ * The pl_redis_conn owns the hiredis context; it outlives it, each uv_poll_t that is being closed,
+ * and a name question under way (`pins`). */
 #include "session/redis_conn.h"
 
-#include <hiredis/async.h>
+#include <errno.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@
 
 #define BACKOFF_MIN_MS 100
 #define BACKOFF_MAX_MS 2000
+#define AT_ONCE        4  /* up to so many under way each is written at once, more in batches */
 #define DEAD_FACTOR    10 /* after so many times silence_ms a silent connection is given up */
 
 typedef enum state { WAITING, RESOLVING, CONNECTING, READY } state;
@@ -28,10 +30,14 @@ typedef enum state { WAITING, RESOLVING, CONNECTING, READY } state;
 /* What libuv polls for one context; freed when libuv has closed it. */
 typedef struct plug {
     uv_poll_t poll;
-    pl_redis_conn *conn;
-    redisAsyncContext *ac; /* NULL: freed */
+    pl_redis_conn *conn; /* NULL: given up */
     int events;
 } plug;
+
+typedef struct hello {
+    pl_redis_cmd cmd; /* first */
+    pl_redis_conn *conn;
+} hello;
 
 struct pl_redis_conn {
     pl_redis_conn_options o;
@@ -39,14 +45,16 @@ struct pl_redis_conn {
     bool silent;  /* READY, but down() was called: the server does not reply */
     bool overdue; /* a timer was due; once more before it counts, so that a loop which was busy
                      reads what has arrived */
-    bool broken;  /* hiredis lost count of commands and callbacks: read no reply of this one */
+    bool reading; /* replies are being handed out: `doomed` is freed after that */
     bool freed;
     int pins;
-    int hellos; /* replies of the log-in still to come */
     int next_address;
-    redisAsyncContext *ac;
-    uint32_t in_flight;
-    uint64_t heard_ns; /* the last reply, or the first command after a pause */
+    redisContext *ctx, *doomed;
+    plug *plug;                 /* of ctx */
+    pl_redis_cmd *first, *last; /* sent and not replied to */
+    hello hello[3];             /* AUTH, SELECT, the caller's */
+    uint32_t in_flight;         /* their number, without hellos */
+    uint64_t heard_ns;          /* the last reply, or the first command after a pause */
     uint64_t backoff_ms;
     pl_timer timer;
     pl_resolver resolver;
@@ -69,133 +77,55 @@ static void arm(pl_redis_conn *c, uint64_t ms)
     pl_wheel_arm(c->o.wheel, &c->timer, ms, on_timer);
 }
 
-/* --- the poll handle --- */
+/* --- the context and its poll handle --- */
 
-static void on_closed(uv_handle_t *h)
+static void on_plug_closed(uv_handle_t *h)
 {
     free(h->data);
 }
 
-static void on_poll(uv_poll_t *p, int status, int events)
+static void close_context(pl_redis_conn *c)
 {
-    plug *l = p->data;
-    if (l->ac && l->conn->broken && l->conn->ac == l->ac) {
-        pl_redis_conn_drop(l->conn, "out of memory");
-        return;
+    if (c->plug) {
+        c->plug->conn = NULL;
+        uv_poll_stop(&c->plug->poll);
+        uv_close((uv_handle_t *)&c->plug->poll, on_plug_closed);
+        c->plug = NULL;
     }
-    if (status < 0) {
-        /* hiredis finds out what it is and answers everything; libuv has stopped the handle */
-        if (l->ac)
-            redisAsyncHandleWrite(l->ac);
-        if (l->ac)
-            redisAsyncHandleRead(l->ac);
-        if (l->ac && l->conn->ac == l->ac)
-            pl_redis_conn_drop(l->conn, "the socket reports an error");
-        return;
+    if (c->ctx && c->reading)
+        c->doomed = c->ctx;
+    else if (c->ctx)
+        redisFree(c->ctx);
+    c->ctx = NULL;
+}
+
+static void reply_with_nothing(pl_redis_conn *c)
+{
+    pl_redis_cmd *cmd = c->first;
+    c->first = c->last = NULL;
+    c->in_flight = 0;
+    for (pl_redis_cmd *next; cmd; cmd = next) {
+        next = cmd->next;
+        cmd->replied(cmd, NULL);
     }
-    if (l->ac && (events & (UV_READABLE | UV_DISCONNECT)))
-        redisAsyncHandleRead(l->ac);
-    if (l->ac && (events & UV_WRITABLE))
-        redisAsyncHandleWrite(l->ac);
 }
-
-static void poll_for(plug *l, int events)
-{
-    if (l->events == events)
-        return;
-    l->events = events;
-    if (events)
-        uv_poll_start(&l->poll, events, on_poll);
-    else
-        uv_poll_stop(&l->poll);
-}
-
-static void add_read(void *p)
-{
-    poll_for(p, ((plug *)p)->events | UV_READABLE);
-}
-
-static void del_read(void *p)
-{
-    poll_for(p, ((plug *)p)->events & ~UV_READABLE);
-}
-
-static void add_write(void *p)
-{
-    poll_for(p, ((plug *)p)->events | UV_WRITABLE);
-}
-
-static void del_write(void *p)
-{
-    poll_for(p, ((plug *)p)->events & ~UV_WRITABLE);
-}
-
-/* hiredis is freeing ac, and not because we said so. */
-static void lost(pl_redis_conn *c, const redisAsyncContext *ac)
-{
-    if (c->ac != ac)
-        return;
-    c->ac = NULL;
-    pl_redis_conn_drop(c, ac->errstr && *ac->errstr ? ac->errstr : "it closed the connection");
-}
-
-/* The context goes. */
-static void on_cleanup(void *p)
-{
-    plug *l = p;
-    pl_redis_conn *c = l->conn;
-    redisAsyncContext *ac = l->ac;
-    l->ac = NULL;
-    lost(c, ac);
-    uv_poll_stop(&l->poll);
-    uv_close((uv_handle_t *)&l->poll, on_closed);
-    unpin(c);
-}
-
-static int attach(pl_redis_conn *c, redisAsyncContext *ac)
-{
-    plug *l = calloc(1, sizeof *l);
-    if (!l)
-        return PL_ENOMEM;
-    if (uv_poll_init(c->o.loop, &l->poll, ac->c.fd) != 0) {
-        free(l);
-        return PL_EIO;
-    }
-    l->poll.data = l;
-    l->conn = c;
-    l->ac = ac;
-    ac->data = c;
-    ac->ev.data = l;
-    ac->ev.addRead = add_read;
-    ac->ev.delRead = del_read;
-    ac->ev.addWrite = add_write;
-    ac->ev.delWrite = del_write;
-    ac->ev.cleanup = on_cleanup;
-    c->pins++;
-    return 0;
-}
-
-/* --- up and down --- */
 
 void pl_redis_conn_drop(pl_redis_conn *c, const char *why)
 {
     if (c->state == WAITING || c->freed)
         return;
-    snprintf(c->why, sizeof c->why, "%s", why);
+    snprintf(c->why, sizeof c->why, "%s", why && *why ? why : "it closed the connection");
     for (char *p = c->why; *p; p++) /* it may be the server's text */
         if ((unsigned char)*p < ' ' || *p == 0x7f)
             *p = ' ';
     c->state = WAITING;
-    c->silent = c->overdue = c->broken = false;
-    c->hellos = 0;
-    redisAsyncContext *ac = c->ac;
-    c->ac = NULL;
+    c->silent = c->overdue = false;
+    close_context(c);
     arm(c, c->backoff_ms);
     c->backoff_ms = c->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : c->backoff_ms * 2;
-    c->pins++; /* down() may free */
+    c->pins++; /* what is called may free */
     c->o.down(c->o.ctx, c->why);
-    if (ac)
-        redisAsyncFree(ac);
+    reply_with_nothing(c);
     unpin(c);
 }
 
@@ -245,27 +175,112 @@ static void heard(pl_redis_conn *c)
     }
 }
 
-static void on_reply(redisAsyncContext *ac, void *reply, void *priv)
+/* --- reading and writing --- */
+
+static void on_poll(uv_poll_t *p, int status, int events);
+
+static void poll_for(plug *l, int events)
 {
-    pl_redis_cmd *cmd = priv;
-    pl_redis_conn *c = cmd->conn;
+    if (l->events == events)
+        return;
+    l->events = events;
+    uv_poll_start(&l->poll, events, on_poll);
+}
+
+/* Hands out what has arrived. */
+static void read_replies(pl_redis_conn *c)
+{
+    redisContext *ctx = c->ctx;
     c->pins++;
-    c->in_flight--;
-    if (!reply)
-        lost(c, ac);
-    else if (c->ac == ac)
-        heard(c);
-    cmd->replied(cmd, reply);
+    c->reading = true;
+    if (redisBufferRead(ctx) != REDIS_OK)
+        pl_redis_conn_drop(c, ctx->errstr);
+    while (c->ctx == ctx) {
+        void *reply = NULL;
+        if (redisReaderGetReply(ctx->reader, &reply) != REDIS_OK) {
+            pl_redis_conn_drop(c, ctx->reader->errstr);
+            break;
+        }
+        if (!reply)
+            break;
+        pl_redis_cmd *cmd = c->first;
+        if (!cmd) {
+            pl_redis_conn_drop(c, "it answers what it was not asked");
+        } else {
+            c->first = cmd->next;
+            if (!c->first)
+                c->last = NULL;
+            if (c->state == READY) {
+                c->in_flight--;
+                heard(c);
+            }
+            cmd->replied(cmd, reply);
+        }
+        freeReplyObject(reply);
+    }
+    c->reading = false;
+    if (c->doomed)
+        redisFree(c->doomed);
+    c->doomed = NULL;
     unpin(c);
+}
+
+static void write_commands(pl_redis_conn *c)
+{
+    int done = 0;
+    if (redisBufferWrite(c->ctx, &done) != REDIS_OK)
+        pl_redis_conn_drop(c, c->ctx->errstr);
+    else if (done)
+        poll_for(c->plug, UV_READABLE);
+}
+
+static void on_poll(uv_poll_t *p, int status, int events)
+{
+    plug *l = p->data;
+    pl_redis_conn *c = l->conn;
+    if (!c)
+        return;
+    if (status < 0 || c->state == CONNECTING) {
+        int err = 0;
+        socklen_t n = sizeof err;
+        getsockopt(c->ctx->fd, SOL_SOCKET, SO_ERROR, &err, &n);
+        if (err || status < 0) {
+            if (c->resolver.n)
+                c->next_address = (c->next_address + 1) % c->resolver.n;
+            pl_redis_conn_drop(c, err ? strerror(err) : uv_strerror(status));
+            return;
+        }
+    }
+    c->pins++;
+    if (events & UV_READABLE)
+        read_replies(c);
+    if (l->conn && (events & UV_WRITABLE))
+        write_commands(c);
+    unpin(c);
+}
+
+/* The command is hiredis's now and will be replied to; or nothing has happened. */
+static bool take(pl_redis_conn *c, pl_redis_cmd *cmd, pl_str command)
+{
+    if (redisAppendFormattedCommand(c->ctx, command.p, command.n) != REDIS_OK)
+        return false;
+    cmd->next = NULL;
+    *(c->last ? &c->last->next : &c->first) = cmd;
+    c->last = cmd;
+    int done = 0;
+    if (c->state == READY && c->in_flight < AT_ONCE && c->plug->events == UV_READABLE &&
+        redisBufferWrite(c->ctx, &done) == REDIS_OK && done)
+        return true;
+    poll_for(c->plug, UV_READABLE | UV_WRITABLE); /* an error is found from there */
+    return true;
 }
 
 /* --- connecting --- */
 
-static void on_hello(redisAsyncContext *ac, void *reply, void *priv)
+static void on_hello(pl_redis_cmd *cmd, const redisReply *r)
 {
-    pl_redis_conn *c = priv;
-    const redisReply *r = reply;
-    if (!r || c->ac != ac || c->state != CONNECTING)
+    pl_redis_conn *c = ((hello *)cmd)->conn;
+    if (!r)
         return;
     if (r->type == REDIS_REPLY_ERROR) {
         char why[200];
@@ -273,8 +288,12 @@ static void on_hello(redisAsyncContext *ac, void *reply, void *priv)
         pl_redis_conn_drop(c, why);
         return;
     }
-    if (--c->hellos)
+    if (cmd != &c->hello[2].cmd)
+        return; /* the last one says that all is well */
+    if (r->type != REDIS_REPLY_ARRAY || r->elements < 6) {
+        pl_redis_conn_drop(c, "it answers as no Redis does");
         return;
+    }
     c->state = READY;
     c->overdue = false;
     c->backoff_ms = BACKOFF_MIN_MS;
@@ -282,32 +301,10 @@ static void on_hello(redisAsyncContext *ac, void *reply, void *priv)
     c->o.up(c->o.ctx);
 }
 
-/* Did hiredis take the command? When memory is short it keeps the callback without the command or
- * the other way round, and every later reply would go to the wrong one. */
-static bool take(redisAsyncContext *ac, redisCallbackFn *fn, void *priv, pl_str command)
+static bool greet(pl_redis_conn *c, int i, pl_str command)
 {
-    const redisCallback *last = ac->replies.tail;
-    return redisAsyncFormattedCommand(ac, fn, priv, command.p, command.n) == REDIS_OK &&
-           ac->c.err == 0 && ac->replies.tail && ac->replies.tail != last &&
-           ac->replies.tail->privdata == priv;
-}
-
-static void on_connect(const redisAsyncContext *ac, int status)
-{
-    pl_redis_conn *c = ac->data;
-    if (c->ac != ac)
-        return;
-    if (status != REDIS_OK) {
-        c->ac = NULL; /* hiredis frees it when this returns */
-        if (c->o.host && c->resolver.n)
-            c->next_address = (c->next_address + 1) % c->resolver.n;
-        pl_redis_conn_drop(c, ac->errstr && *ac->errstr ? ac->errstr : "connecting failed");
-        return;
-    }
-    if (!c->o.unix_path) {
-        int on = 1;
-        setsockopt(ac->c.fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    }
+    c->hello[i] = (hello){.cmd = {.replied = on_hello}, .conn = c};
+    return take(c, &c->hello[i].cmd, command);
 }
 
 static int add_word(pl_buf *b, const char *s)
@@ -327,9 +324,8 @@ static int log_in(pl_redis_conn *c)
             err = add_word(&b, c->o.user);
         if (!err)
             err = add_word(&b, c->o.password);
-        if (!err && !take(c->ac, on_hello, c, pl_buf_str(&b)))
+        if (!err && !greet(c, 0, pl_buf_str(&b)))
             err = PL_ENOMEM;
-        c->hellos++;
         if (b.p)
             explicit_bzero(b.p, b.cap);
         b.n = 0;
@@ -339,49 +335,53 @@ static int log_in(pl_redis_conn *c)
         err = pl_buf_addf(&b, "*2\r\n$6\r\nSELECT\r\n");
         if (!err)
             err = add_word(&b, db);
-        if (!err && !take(c->ac, on_hello, c, pl_buf_str(&b)))
+        if (!err && !greet(c, 1, pl_buf_str(&b)))
             err = PL_ENOMEM;
-        c->hellos++;
     }
-    if (!err && !take(c->ac, on_hello, c, c->o.hello))
+    if (!err && !greet(c, 2, c->o.hello))
         err = PL_ENOMEM;
-    c->hellos++;
     pl_buf_free(&b);
     return err;
 }
 
+static int plug_in(pl_redis_conn *c)
+{
+    plug *l = calloc(1, sizeof *l);
+    if (!l || uv_poll_init(c->o.loop, &l->poll, c->ctx->fd) != 0) {
+        free(l);
+        return PL_ENOMEM;
+    }
+    l->poll.data = l;
+    l->conn = c;
+    c->plug = l;
+    return 0;
+}
+
 static void open_socket(pl_redis_conn *c)
 {
-    redisAsyncContext *ac;
+    c->state = CONNECTING;
     if (c->o.unix_path) {
-        ac = redisAsyncConnectUnix(c->o.unix_path);
+        c->ctx = redisConnectUnixNonBlock(c->o.unix_path);
     } else {
         char text[64];
         const pl_address *a = &c->resolver.addresses[c->next_address % c->resolver.n];
         uv_ip_name(&a->any, text, sizeof text);
-        ac = redisAsyncConnect(text, c->o.port);
+        c->ctx = redisConnectNonBlock(text, c->o.port);
     }
-    c->state = CONNECTING;
-    if (!ac) {
+    if (c->ctx && c->ctx->err) {
+        if (c->resolver.n)
+            c->next_address = (c->next_address + 1) % c->resolver.n;
+        pl_redis_conn_drop(c, c->ctx->errstr);
+        return;
+    }
+    if (!c->ctx || plug_in(c) != 0 || log_in(c) != 0) {
         pl_redis_conn_drop(c, "out of memory");
         return;
     }
-    if (ac->err) {
-        char why[160];
-        snprintf(why, sizeof why, "%s", ac->errstr);
-        redisAsyncFree(ac);
-        pl_redis_conn_drop(c, why);
-        return;
+    if (!c->o.unix_path) {
+        int on = 1;
+        setsockopt(c->ctx->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     }
-    if (attach(c, ac) != 0) {
-        redisAsyncFree(ac);
-        pl_redis_conn_drop(c, "out of memory");
-        return;
-    }
-    c->ac = ac;
-    redisAsyncSetConnectCallback(ac, on_connect);
-    if (log_in(c) != 0)
-        pl_redis_conn_drop(c, "out of memory");
 }
 
 static void on_resolved(pl_resolver *r)
@@ -449,18 +449,8 @@ bool pl_redis_conn_up(const pl_redis_conn *c)
 
 int pl_redis_conn_send(pl_redis_conn *c, pl_redis_cmd *cmd, pl_str command)
 {
-    if (!pl_redis_conn_up(c) || c->broken || c->in_flight >= PL_REDIS_IN_FLIGHT_MAX ||
-        c->ac->c.err || (c->ac->c.flags & (REDIS_FREEING | REDIS_DISCONNECTING)))
+    if (!pl_redis_conn_up(c) || c->in_flight >= PL_REDIS_IN_FLIGHT_MAX || !take(c, cmd, command))
         return PL_EUNAVAILABLE;
-    cmd->conn = c;
-    if (!take(c->ac, on_reply, cmd, command)) {
-        redisCallback *last = c->ac->replies.tail;
-        if (last && last->privdata == cmd)
-            last->fn = NULL;
-        c->broken = true;
-        add_write(c->ac->ev.data); /* dropped from there, not from inside a send */
-        return PL_EUNAVAILABLE;
-    }
     if (c->in_flight++ == 0) {
         c->heard_ns = pl_now_ns();
         if (!pl_timer_armed(&c->timer))
@@ -476,9 +466,7 @@ void pl_redis_conn_free(pl_redis_conn *c)
     pl_wheel_cancel(c->o.wheel, &c->timer);
     pl_resolver_cancel(&c->resolver);
     c->freed = true;
-    redisAsyncContext *ac = c->ac;
-    c->ac = NULL;
-    if (ac)
-        redisAsyncFree(ac);
+    close_context(c);
+    reply_with_nothing(c);
     unpin(c);
 }

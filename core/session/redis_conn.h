@@ -19,7 +19,7 @@ typedef struct pl_redis_cmd pl_redis_cmd;
 struct pl_redis_cmd {
     /* Exactly once after a send that returned 0; r NULL: there will be no reply. May free c. */
     void (*replied)(pl_redis_cmd *c, const redisReply *r);
-    pl_redis_conn *conn;
+    pl_redis_cmd *next; /* the connection's */
 };
 
 /* Strings stay valid as long as the connection. */
@@ -51,8 +51,9 @@ bool pl_redis_conn_up(const pl_redis_conn *c);
  * is loading, ...). Connects again, with backoff. */
 void pl_redis_conn_drop(pl_redis_conn *c, const char *why);
 
-/* Closes: what is under way is replied to with NULL, now or (inside a reply) right after. No
- * callback but these. The memory goes when libuv has closed its handle. */
+/* Closes: what is under way is replied to with NULL, before this returns. No
+ * callback but these. The memory goes when libuv has closed its handle and the name question under
+ * way, if any, has been answered. */
 void pl_redis_conn_free(pl_redis_conn *c);
 
 #endif

@@ -22,6 +22,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <stdatomic.h>
+
 #include "base/clock.h"
 #include "session/redis_impl.h"
 

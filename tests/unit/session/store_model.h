@@ -263,7 +263,7 @@ static void agrees_with_a_model(void **state)
                                            : pl_rng_below(&m->rng, 2000000));
         }
         assert_true(m->gone > SUITE_MODEL_STEPS / 200);
-        assert_true(m->leased > SUITE_MODEL_STEPS / 400);
+        assert_true(m->leased > SUITE_MODEL_STEPS / 1000);
         assert_true(m->released > SUITE_MODEL_STEPS / 2000);
         s->on_expired = NULL;
         suite_close(s);
