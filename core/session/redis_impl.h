@@ -1,5 +1,6 @@
-/* The inside of the shared store, for its own files and tests: redis.c (calls), redis_wire.c (what
- * goes over the wire), redis_sweep.c (expiry and the list), redis_conn.c, redis_known.c. */
+/* The inside of the shared store, for its own files and tests: redis.c (calls), redis_process.c,
+ * redis_wire.c (what goes over the wire), redis_sweep.c (expiry and the list), redis_conn.c,
+ * redis_known.c. */
 #ifndef PL_REDIS_IMPL_H
 #define PL_REDIS_IMPL_H
 
