@@ -45,7 +45,9 @@ enum pl_api_kind {
     PL_API_CLASSIFY,
     PL_API_GENERATE,
     PL_API_TOKENIZE,
-    PL_API_DETOKENIZE
+    PL_API_DETOKENIZE,
+    PL_API_OPEN_SESSION, /* SGLang's own; what names no generation */
+    PL_API_CLOSE_SESSION
 };
 
 /* What admit and degrade may answer. */
@@ -115,12 +117,14 @@ struct pl_req {
     double max_tokens;     /* asked output limit; -1 when the client set none */
     double body_bytes;     /* as sent by the client */
     double waited_seconds; /* spent in the router's queue so far */
-    int32_t priority;      /* the body's `priority` member, 0 when absent */
-    int32_t api;           /* enum pl_api_kind */
-    int32_t attempt;       /* 0 for the first try, 1.. for retries */
-    int32_t choices;       /* the body's `n`, 1 when absent */
-    bool stream;           /* the client asked for a stream */
-    bool has_session;      /* a session id was given */
+    double expected_output_tokens; /* nvext.agent_hints.osl; -1 when absent */
+    int32_t priority;              /* the body's `priority` member, 0 when absent */
+    int32_t api;                   /* enum pl_api_kind */
+    int32_t attempt;               /* 0 for the first try, 1.. for retries */
+    int32_t choices;               /* the body's `n`, 1 when absent */
+    int32_t strict_priority;       /* nvext.agent_hints.strict_priority: a tier above priority; 0 */
+    bool stream;                   /* the client asked for a stream */
+    bool has_session;              /* a session id was given */
 };
 
 /* One worker as this request sees it. */

@@ -29,6 +29,7 @@
     XX(QUERY, "query")                                                                             \
     XX(DOCUMENTS, "documents")                                                                     \
     XX(NVEXT, "nvext")                                                                             \
+    XX(RETENTION_SECONDS, "retention_seconds")                                                     \
     XX(EXTRA_ARGS, "extra_args")                                                                   \
     XX(SESSION_ID, "session_id")                                                                   \
     XX(SESSION_PARAMS, "session_params")                                                           \
@@ -99,6 +100,9 @@ pl_member pl_scan_find(pl_str body, const pl_scan *s, pl_str name);
 /* A member of an object value (raw as in pl_member.raw; key_at counts from its start). The first of
  * that name; type ABSENT when there is none, or `object` is no object, or invalid before it. */
 pl_member pl_object_find(pl_str object, pl_str name);
+
+/* Is a valid object's raw text without a member? */
+bool pl_object_is_empty(pl_str object);
 
 /* Numbers: 0 and *out, PL_ENOTFOUND when absent or null, PL_EINVALID when not a number that a
  * double holds (or written with more than 63 characters). */

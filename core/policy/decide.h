@@ -78,6 +78,7 @@ typedef struct pl_decision {
     double shrink_max_tokens; /* -1, or the output limit to put into the body */
     char reason[PL_REASON_MAX + 1];
     bool by_policy; /* false: a fallback decided */
+    bool spilled;   /* the pin was at its cap: this turn goes elsewhere, the binding stays */
 } pl_decision;
 
 /* With a pin: admit is asked as always; then, when the pin is eligible, it is the answer (reason

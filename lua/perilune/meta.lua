@@ -9,10 +9,12 @@ error("perilune.meta is for the editor: it cannot be required")
 ---@field max_tokens number asked output limit; -1 when the client set none
 ---@field body_bytes number as sent by the client
 ---@field waited_seconds number spent in the router's queue so far
+---@field expected_output_tokens number nvext.agent_hints.osl; -1 when absent
 ---@field priority integer the body's `priority` member, 0 when absent
 ---@field api integer enum pl_api_kind
 ---@field attempt integer 0 for the first try, 1.. for retries
 ---@field choices integer the body's `n`, 1 when absent
+---@field strict_priority integer nvext.agent_hints.strict_priority: a tier above priority; 0
 ---@field stream boolean the client asked for a stream
 ---@field has_session boolean a session id was given
 ---@field model fun(self: perilune.Req): string
@@ -105,6 +107,8 @@ local pl = {
   API_GENERATE = 9,
   API_TOKENIZE = 10,
   API_DETOKENIZE = 11,
+  API_OPEN_SESSION = 12,
+  API_CLOSE_SESSION = 13,
   DEFAULT = 0,
   ADMIT = 1,
   QUEUE = 2,
