@@ -243,7 +243,7 @@ static pl_worker_state *rendezvous(const pl_request *rq)
     return best;
 }
 
-int pl_session_fault(pl_request *rq, int kind, double *arg)
+static int session_fault(pl_request *rq, int kind, double *arg)
 {
     const pl_rq_session *s = rq->session;
     const struct pl_fault fault = {.waited_seconds = rq->ask.req.waited_seconds,
@@ -266,7 +266,7 @@ bool pl_session_rebind(pl_request *rq)
     double arg;
     rq->ask.pin = NULL;
     rq->ask.pin_must = false;
-    if (pl_session_fault(rq, PL_BOUND_GONE, &arg) != PL_REBIND) {
+    if (session_fault(rq, PL_BOUND_GONE, &arg) != PL_REBIND) {
         if (s->wish.delta)
             answer_lost(rq, "is bound to a worker that is gone or unusable");
         else
@@ -431,7 +431,7 @@ bool pl_session_no_engine(pl_request *rq)
         pl_log(PL_LOG_WARN, "no_session_engine",
                "no engine of model %.*s can hold a session now; requests go on with affinity only",
                PL_FMT(rq->ask.model->id));
-    int action = pl_session_fault(rq, PL_NO_SESSION_ENGINE, &arg);
+    int action = session_fault(rq, PL_NO_SESSION_ENGINE, &arg);
     if (action == PL_REJECT || rq->api == PL_API_OPEN_SESSION ||
         rq->session->wish.source == PL_WISH_PARAMS) {
         pl_relay_error(rq, 503, "no_session_engine", arg > 0 ? arg : 5,
@@ -463,7 +463,7 @@ static bool open_failed(pl_request *rq, int rc)
     if (s->opens < 2)
         return true; /* once more, on another worker */
     double arg;
-    int action = pl_session_fault(rq, PL_OPEN_FAILED, &arg);
+    int action = session_fault(rq, PL_OPEN_FAILED, &arg);
     if (action == PL_RETRY && s->opens < 4)
         return true;
     if (action == PL_REJECT || rq->api == PL_API_OPEN_SESSION) {
