@@ -165,7 +165,6 @@ typedef struct route {
     pl_method method;
     const char *path; /* NAME stands for one segment */
     void (*handle)(pl_admin *a, pl_exchange *x, pl_str name);
-    bool any_name; /* NAME may be any bytes, percent-encoded */
 } route;
 
 static const route routes[] = {
@@ -176,8 +175,8 @@ static const route routes[] = {
     {PL_POST, "/engines/NAME/drain", pl_admin_engine_drain},
     {PL_POST, "/engines/NAME/undrain", pl_admin_engine_undrain},
     {PL_GET, "/sessions", pl_admin_sessions_list},
-    {PL_GET, "/sessions/NAME", pl_admin_session_get, true},
-    {PL_DELETE, "/sessions/NAME", pl_admin_session_close, true},
+    {PL_GET, "/sessions/NAME", pl_admin_session_get},
+    {PL_DELETE, "/sessions/NAME", pl_admin_session_close},
     {PL_GET, "/policy", pl_admin_policy_get},
     {PL_POST, "/policy/reload", pl_admin_policy_reload},
     {PL_GET, "/status", get_status},
@@ -265,6 +264,8 @@ static void on_request(void *ctx, pl_exchange *x)
 {
     pl_admin *a = ctx;
     pl_method method = x->head.method == PL_HEAD ? PL_GET : x->head.method;
+    /* clients name their sessions as they like */
+    bool sessions = pl_str_starts(x->head.path, PL_STR("/sessions/"));
     char allow[64];
     size_t n = 0;
     for (int i = 0; i < ROUTES; i++) {
@@ -272,7 +273,7 @@ static void on_request(void *ctx, pl_exchange *x)
         if (!matches(routes[i].path, x->head.path, &raw))
             continue;
         if (routes[i].method == method) {
-            if (raw.n && !pl_admin_decode(x, raw, routes[i].any_name, &name))
+            if (raw.n && !pl_admin_decode(x, raw, sessions, &name))
                 pl_admin_error(x, 400, "bad_name", "that cannot be a name");
             else
                 routes[i].handle(a, x, name);
