@@ -2,7 +2,7 @@
 #include "admin/metrics_text.h"
 #include "router.h"
 
-static double read(const _Atomic uint64_t *c)
+static double value_of(const _Atomic uint64_t *c)
 {
     return (double)atomic_load_explicit(c, memory_order_relaxed);
 }
@@ -37,12 +37,12 @@ static void controller(pl_text *t, const pl_sessions *sessions)
     char name[64];
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         snprintf(name, sizeof name, "perilune_session_%s_total", list[i].name);
-        pl_text_one(t, name, "counter", list[i].help, read(list[i].value));
+        pl_text_one(t, name, "counter", list[i].help, value_of(list[i].value));
     }
     pl_text_family(t, "perilune_session_closes_total", "counter",
                    "Engine sessions closed by cause");
     for (int i = 0; i < PL_CLOSE_CAUSES; i++)
-        pl_text_value(t, read(&s->closes[i]), 1, "cause", pl_close_cause_names[i]);
+        pl_text_value(t, value_of(&s->closes[i]), 1, "cause", pl_close_cause_names[i]);
     pl_text_family(t, "perilune_session_open_seconds", "histogram", "Engines' /open_session");
     pl_text_hist(t, pl_sessions_open_latency(sessions), PL_RANGE_REQUEST, NULL, NULL);
     pl_text_family(t, "perilune_session_close_seconds", "histogram", "Engines' /close_session");

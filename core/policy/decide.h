@@ -23,6 +23,7 @@ typedef struct pl_decider_options {
     pl_breaker_options breaker;
     double max_wait_seconds;                  /* clamp for QUEUE, 30 */
     double max_retry_after_seconds;           /* clamp for SHED, 3600 */
+    double max_retention_seconds;             /* clamp for retain, 86,400 */
     double default_prefill_tokens_per_second; /* records, until measured: 8,000 */
     /* five errors in ten seconds suspend the policy for 1, 2, 4 .. 60 s; then one request probes it
      */
@@ -74,11 +75,11 @@ typedef struct pl_decision {
     pl_outcome_kind kind;
     pl_worker_state *worker;
     double wait_seconds, retry_after_seconds;
-    bool all_busy;            /* with PL_ASK_QUEUE: for want of capacity, not by admit */
+    bool spilled;  /* the pin is at its cap: this turn goes elsewhere, the binding stays */
+    bool all_busy; /* with PL_ASK_QUEUE: for want of capacity, not by admit */
     double shrink_max_tokens; /* -1, or the output limit to put into the body */
     char reason[PL_REASON_MAX + 1];
-    bool by_policy; /* false: a fallback decided */
-    bool spilled;   /* the pin was at its cap: this turn goes elsewhere, the binding stays */
+    bool by_policy; /* false: the binding or a fallback decided */
 } pl_decision;
 
 /* With a pin: admit is asked as always; then, when the pin is eligible, it is the answer (reason

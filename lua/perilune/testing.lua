@@ -177,6 +177,7 @@ local api = {
   req_path = function(_, n) return answer(call.strings.path, n) end,
   req_id = function(_, n) return answer(call.strings.id, n) end,
   req_session_id = function(_, n) return answer(call.strings.session_id, n) end,
+  session_parent_id = function(_, n) return answer(call.strings.parent, n) end,
   req_header = function(_, p, len, n)
     return answer(lookup(call.strings.headers, text(p, len), true), n)
   end,
@@ -353,12 +354,14 @@ function M.try_load(file, overrides, o)
   local ok, returned = enter(policy, policy.boot.run, chunk)
   if not ok then return nil, "run", returned end
   ok, message = enter(policy, function()
-    policy.name, policy.hooks, policy.temperature = policy.boot.check(returned, overrides)
+    local _
+    policy.name, policy.hooks, policy.temperature, _, policy.soft =
+      policy.boot.check(returned, overrides)
   end)
   if not ok then return nil, "check", message end
   ok, message = enter(policy, function()
-    policy.decide_fn, policy.degrade_fn, policy.done_fn, policy.tick_fn, policy.save_fn =
-      policy.boot.init(o.carry, o.loop or 0, o.loops or 1, o.seed or 1)
+    policy.decide_fn, policy.degrade_fn, policy.done_fn, policy.tick_fn, policy.session_fn,
+      policy.retain_fn, policy.expire_fn, policy.save_fn = policy.boot.init(o.carry, o.loop or 0, o.loops or 1, o.seed or 1)
   end)
   if not ok then return nil, "init", message end
   return policy
