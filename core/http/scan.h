@@ -41,6 +41,8 @@
     XX(BOOTSTRAP_PORT, "bootstrap_port")                                                           \
     XX(BOOTSTRAP_ROOM, "bootstrap_room")                                                           \
     XX(KV_TRANSFER_PARAMS, "kv_transfer_params")                                                   \
+    XX(CACHE_CONTROL, "cache_control")                                                             \
+    XX(CACHE_SALT, "cache_salt")                                                                   \
     XX(USER, "user")
 
 typedef enum pl_member_id {
