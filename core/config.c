@@ -164,6 +164,7 @@ int pl_config_finish(pl_config *c, pl_errbuf *eb)
     int rc = check_addresses(c, eb);
     if (rc != 0)
         return rc;
+    c->wish.filter = pl_wish_filter(c->wish.headers, c->wish.headers_n);
     for (int i = 0; i < c->engines_n; i++)
         for (int k = 0; k < i; k++)
             if (pl_str_eq(c->engines[i].name, c->engines[k].name))

@@ -239,6 +239,22 @@ static int set_extra_arg(pl_request *rq, pl_edits *edits, pl_str raw)
                     : PL_ENOMEM;
 }
 
+/* nvext's salt is vLLM's to honour, under its own name; SGLang does not know it. */
+static void set_cache_salt(pl_request *rq, pl_edits *edits)
+{
+    if (!rq->cache_salt.p ||
+        atomic_load_explicit(&rq->engine->kind, memory_order_relaxed) != PL_KIND_VLLM ||
+        rq->scan->members[PL_MEMBER_CACHE_SALT].type != PL_JSON_ABSENT)
+        return;
+    pl_buf quoted = {0};
+    pl_str raw = {NULL, 0};
+    if (pl_json_quote(&quoted, rq->cache_salt) == 0)
+        raw = pl_arena_str(&rq->x->arena, pl_buf_str(&quoted));
+    if (raw.p)
+        pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_CACHE_SALT, raw);
+    pl_buf_free(&quoted);
+}
+
 /* The hints of the retain hook, or of the client's cache_control, for engines that take them. */
 static void set_retention(pl_request *rq, pl_edits *edits)
 {
@@ -361,6 +377,7 @@ int pl_forward(pl_request *rq, bool fresh)
         pl_count(&l->metrics.shrunk, 1);
     set_rid(rq, &edits);
     set_rank(rq, &edits);
+    set_cache_salt(rq, &edits);
     set_retention(rq, &edits);
     if (rq->session && pl_session_edits(rq, &edits) != 0)
         return PL_ENOMEM;

@@ -146,6 +146,7 @@ static void take_hints(pl_request *rq, const pl_wish *w)
         req->strict_priority = (int32_t)fmin(w->strict_priority, INT32_MAX);
     req->expected_output_tokens = w->output_tokens;
     rq->retention_seconds = w->retention_seconds;
+    rq->cache_salt = w->cache_salt;
     rq->pin_instance = w->instance;
     rq->pin_rank = w->rank;
     rq->query_only = w->query_only;
