@@ -146,7 +146,7 @@ static void differential(int page, uint64_t seed)
     static model m;
     memset(&m, 0, sizeof m);
     m.page = page;
-    pl_radix *r = pl_radix_new(page);
+    pl_radix *r = pl_radix_new(page, PL_RADIX_LRU);
     pl_rng rng = {seed};
     uint32_t prompt[LONGEST], held[HELD][LONGEST];
     pl_radix_node *lock[HELD] = {0};
@@ -224,7 +224,7 @@ static void test_page_4(void **state)
 
 static void test_only_whole_pages(void **state)
 {
-    pl_radix *r = pl_radix_new(16);
+    pl_radix *r = pl_radix_new(16, PL_RADIX_LRU);
     uint32_t t[64];
     for (uint32_t i = 0; i < 64; i++)
         t[i] = i;
@@ -243,7 +243,7 @@ static void test_only_whole_pages(void **state)
 /* Least recently used goes first, and what is locked never goes. */
 static void test_eviction_order(void **state)
 {
-    pl_radix *r = pl_radix_new(1);
+    pl_radix *r = pl_radix_new(1, PL_RADIX_LRU);
     uint32_t a[] = {7, 1}, b[] = {7, 2}, c[] = {7, 3};
     pl_radix_node *node[3];
     int added;
