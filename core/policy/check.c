@@ -65,7 +65,7 @@ static int some_sessions(pl_vm *vm, pl_vm_error *err)
     int rc = 0;
     for (unsigned k = 0; k < PL_MADE_UP_SESSIONS && rc == 0; k++) {
         pl_judged judged;
-        pl_make_up(vm, sizes[k % 4], (pl_made_up_kind)(k / 4), 2 * k + 1);
+        pl_make_up(vm, sizes[(k + k / 4) % 4], (pl_made_up_kind)(k / 4 % PL_ALL_OUT), 2 * k + 1);
         rc = alone(vm, pl_vm_session, err);
         clamped_ttl |= r->verdict->given & 1 && r->verdict->arg < 0;
         if (rc == 0)
