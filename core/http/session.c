@@ -44,18 +44,6 @@ static pl_str keep(char **at, pl_str s)
     return kept;
 }
 
-static uint64_t name_hash(const pl_session_name *n)
-{
-    return XXH3_64bits_withSeed(n->id.p, n->id.n, XXH3_64bits(n->tenant.p, n->tenant.n));
-}
-
-/* 52 bits, exact in a double, never 0. */
-static double hash_number(uint64_t h)
-{
-    h >>= 12;
-    return (double)(h ? h : 1);
-}
-
 static int session_new(pl_request *rq, const pl_wish *w, const pl_wish_open *native)
 {
     pl_str tenant = rq->ask.strings.tenant;
@@ -72,13 +60,15 @@ static int session_new(pl_request *rq, const pl_wish *w, const pl_wish_open *nat
     s->turn.name.id = s->wish.id = keep(&at, w->id);
     s->wish.parent = keep(&at, w->parent);
     s->turn.wish = &s->wish;
-    s->hash = name_hash(&s->turn.name);
+    if (native->capacity_of_str_len > 0)
+        s->turn.capacity_of_str_len = (uint32_t)fmin(native->capacity_of_str_len, UINT32_MAX);
+    s->hash = pl_session_name_hash(&s->turn.name);
     rq->session = s;
     if (w->conflict)
         pl_count(&rq->loop->metrics.session_conflicts, 1);
     struct pl_session *r = &rq->ask.session;
     *r = (struct pl_session){.held_tokens = -1,
-                             .id_hash = hash_number(s->hash),
+                             .id_hash = (double)s->hash,
                              .bound_slot = -1,
                              .bound_index = -1,
                              .has_parent = w->parent.p != NULL,
@@ -86,7 +76,7 @@ static int session_new(pl_request *rq, const pl_wish *w, const pl_wish_open *nat
                              .final = w->final || w->action == PL_WISH_CLOSE};
     if (w->parent.p) {
         const pl_session_name parent = {s->turn.name.tenant, s->wish.parent};
-        r->parent_hash = hash_number(name_hash(&parent));
+        r->parent_hash = (double)pl_session_name_hash(&parent);
     }
     rq->ask.req.has_session = true;
     rq->ask.strings.session_id = s->wish.id;
@@ -248,7 +238,10 @@ bool pl_session_rebind(pl_request *rq)
 
 static bool can_open(void *ctx, const pl_worker_state *w)
 {
-    return pl_sessions_can_open(ctx, w) == 0;
+    const pl_request *rq = ctx;
+    const pl_sessions *all = rq->loop->router->sessions;
+    return rq->session->native.streaming ? pl_sessions_can_open(all, w) == 0
+                                         : pl_sessions_can_open_regular(all, w) == 0;
 }
 
 /* How the session stands with what this turn asks; false: answered. */
@@ -322,7 +315,7 @@ static bool begun(pl_request *rq, int rc)
     if (!reconcile(rq))
         return false;
     rq->ask.can_open = can_open;
-    rq->ask.can_open_ctx = rq->loop->router->sessions;
+    rq->ask.can_open_ctx = rq;
     rq->ask.wants_open = s->open;
     s->label = s->open ? "open" : s->turn.bound ? "bound" : s->ttl_seconds > 0 ? "new" : "unbound";
     if (s->turn.fallback) {
@@ -415,14 +408,18 @@ static bool open_failed(pl_request *rq, int rc)
 {
     pl_rq_session *s = rq->session;
     bool engines_fault = rc == PL_ETIMEOUT || rc == PL_ECONNECT || rc == PL_ERESET ||
-                         rc == PL_ERESOLVE || rc == PL_EPROTOCOL || rc == PL_EIO;
+                         rc == PL_ERESOLVE || rc == PL_EPROTOCOL;
     pl_engine_ref(rq->engine);
     if (rq->ask.tried_n < 8)
         rq->ask.tried[rq->ask.tried_n++] = rq->worker;
     else
         pl_engine_unref(rq->engine);
     pl_proxy_end_try(rq, engines_fault ? 0 : -1);
-    if (rc == PL_ELIMIT) {
+    if (s->turn.fallback) { /* the store is out of reach: nothing can be bound now */
+        go_on_without(rq);
+        return true;
+    }
+    if (rc == PL_ELIMIT && pl_sessions_can_open(rq->loop->router->sessions, rq->worker) == 0) {
         pl_relay_error(rq, 503, "session_limit", 5, "the router holds as many sessions as it may");
         return false;
     }

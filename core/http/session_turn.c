@@ -147,13 +147,15 @@ void pl_session_sent(pl_request *rq, int status)
                    s->turn.bound && !s->turn.fallback;
     if (spilled)
         pl_count(&rq->loop->metrics.session_spills, 1);
-    if (!s->answered_ok || s->ttl_seconds <= 0 || s->kind != PL_ROUTER_ONLY || s->wish.final ||
-        s->wish.action == PL_WISH_CLOSE)
+    if (!s->answered_ok)
         return;
+    if (s->ttl_seconds <= 0 || s->wish.final) {
+        pl_turn_sent(&s->turn, rq->worker, 0);
+        return;
+    }
     /* a turn that went elsewhere only because its worker was at its cap leaves the binding */
-    if (spilled && rq->decision.spilled)
-        return;
-    pl_turn_sent(&s->turn, rq->worker, (uint64_t)(s->ttl_seconds * 1e3));
+    bool stays = spilled && rq->decision.spilled;
+    pl_turn_sent(&s->turn, rq->worker, stays ? 0 : (uint64_t)(s->ttl_seconds * 1e3));
 }
 
 /* --- the end --- */
@@ -222,8 +224,10 @@ void pl_session_over(pl_request *rq)
             end_inside(rq);
         else if (s->inside)
             end(s, PL_TURN_POISONED, NULL, -1); /* it broke off: the engine may be at it still */
+        else if (s->answered_ok || (rq->status == 200 && !rq->call && rq->attempts == 0))
+            end(s, PL_TURN_DONE, NULL, -1); /* or it was the session itself that was asked for */
         else
-            end(s, PL_TURN_DONE, NULL, -1);
+            end(s, PL_TURN_FAILED, NULL, -1);
         break;
     case PHASE_READ:
     case PHASE_OVER:

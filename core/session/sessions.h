@@ -93,7 +93,6 @@ int pl_sessions_new(const pl_sessions_config *c, pl_sessions **out);
 /* The control thread's handle, before the first loop runs; it outlives the controller. */
 void pl_sessions_set_store(pl_sessions *s, pl_store *store);
 void pl_sessions_expired(void *sessions, const pl_session_name *name, const pl_binding *b);
-void pl_sessions_set_store(pl_sessions *s, pl_store *control_store);
 /* Stops: closes every engine-backed session that this process opened when close_all (a store that
  * dies with it), waits at most deadline_ms; done runs on the control thread. */
 void pl_sessions_stop(pl_sessions *s, bool close_all, uint64_t deadline_ms, void (*done)(void *ctx),
