@@ -109,6 +109,7 @@ struct pl_feed_stream {
     double lag;
     uint64_t last_event_ns;
     pl_trust_state told; /* in the log */
+    uint64_t told_events;
     bool told_nothing_indexed;
     unsigned long log_state[2];
     char error[128];

@@ -31,21 +31,21 @@ static void tell(pl_feed_stream *s)
 {
     pl_trust_state now = s->trust.state;
     const pl_feed_origin *o = s->origin;
-    if (now != s->told &&
-        (now == PL_TRUST_GAP || now == PL_TRUST_REPLAYING || pl_log_allow(s->log_state, 2))) {
-        /* every gap goes through gap and replaying: what matters is how it ends */
-        bool passing = now == PL_TRUST_GAP || now == PL_TRUST_REPLAYING;
+    const pl_trust *t = &s->trust;
+    /* every repair goes through gap and replaying: what matters is how it ends */
+    bool passing = now == PL_TRUST_GAP || now == PL_TRUST_REPLAYING;
+    uint64_t events = t->gaps + t->restarts + t->resets;
+    if (!passing && (now != s->told || events != s->told_events) && pl_log_allow(s->log_state, 2)) {
         bool bad = now == PL_TRUST_RESET || now == PL_TRUST_STALE || now == PL_TRUST_UNTRUSTED;
-        if (!passing) {
-            pl_log(bad ? PL_LOG_WARN : PL_LOG_INFO, "kv_stream",
-                   "KV events of %s/%d: %s (was %s); next batch %llu, %llu gaps, %llu restarts, "
-                   "%llu resets, %llu bad messages",
-                   o->engine, s->rank, pl_trust_state_name(now), pl_trust_state_name(s->told),
-                   (unsigned long long)s->trust.next, (unsigned long long)s->trust.gaps,
-                   (unsigned long long)s->trust.restarts, (unsigned long long)s->trust.resets,
-                   (unsigned long long)s->trust.bad);
-            s->told = now;
-        }
+        pl_log(bad || events != s->told_events ? PL_LOG_WARN : PL_LOG_INFO, "kv_stream",
+               "KV events of %s/%d: %s (was %s); last batch %lld; so far %llu gaps, %llu restarts, "
+               "%llu resets, %llu bad messages",
+               o->engine, s->rank, pl_trust_state_name(now), pl_trust_state_name(s->told),
+               t->known ? (long long)t->next - 1 : -1, (unsigned long long)t->gaps,
+               (unsigned long long)t->restarts, (unsigned long long)t->resets,
+               (unsigned long long)t->bad);
+        s->told = now;
+        s->told_events = events;
     }
     const pl_apply_counts *c = &o->target.ranks[s->rank].counts;
     if (!s->told_nothing_indexed && c->stored == 0 && c->stores >= 8) {
