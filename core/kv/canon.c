@@ -10,8 +10,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "http/json.h"
-
 #define ATTACHMENT_MIN 32 /* bytes of a string that can be one */
 
 void pl_canon_init(pl_canon *c, uint64_t seed, uint32_t chunk, uint64_t *keys, size_t cap)
@@ -281,29 +279,30 @@ static void part(pl_canon *c, const pl_member *m)
                 member(c, &name, &v);
 }
 
-void pl_canon_content(pl_canon *c, pl_str raw)
+/* What a message says. */
+static void content_value(pl_canon *c, const pl_member *m)
 {
-    pl_member m = value_at(raw.p, raw.p + raw.n), item;
+    pl_member item;
     pl_json j;
-    switch (m.type) {
+    switch (m->type) {
     case PL_JSON_ABSENT:
     case PL_JSON_NULL:
         break;
     case PL_JSON_STRING:
-        text(c, &m);
+        text(c, m);
         break;
     case PL_JSON_ARRAY:
-        pl_json_init(&j, m.raw, PL_JSON_DEPTH_MAX, false);
+        pl_json_init(&j, m->raw, PL_JSON_DEPTH_MAX, false);
         if (pl_json_enter(&j, '[') == 0)
             while (pl_json_item(&j) > 0 && pl_json_value(&j, &item) == 0)
                 part(c, &item);
         break;
     default:
-        pl_canon_value(c, m.raw);
+        pl_canon_value(c, m->raw);
     }
 }
 
-void pl_canon_message(pl_canon *c, pl_str raw)
+void pl_canon_message(pl_canon *c, pl_json *j)
 {
     enum { OTHERS = 16 }; /* that are kept until the first three are put; more come before them */
     struct {
@@ -312,15 +311,17 @@ void pl_canon_message(pl_canon *c, pl_str raw)
     } others[OTHERS];
     pl_member role = {0}, called = {0}, content = {0}, m;
     pl_json_name name, called_name = {{NULL, 0}, false};
-    pl_json j;
     size_t n = 0;
     pl_canon_put_tag(c, PL_CANON_MESSAGE);
-    pl_json_init(&j, raw, PL_JSON_DEPTH_MAX, false);
-    if (pl_json_enter(&j, '{') != 0) {
-        pl_canon_content(c, raw);
+    j->p = space(j->p, j->end);
+    if (j->p == j->end || *j->p != '{') {
+        if (pl_json_value(j, &m) == 0)
+            content_value(c, &m);
         return;
     }
-    while (pl_json_key(&j, &name) > 0 && pl_json_value(&j, &m) == 0) {
+    if (pl_json_enter(j, '{') != 0)
+        return;
+    while (pl_json_key(j, &name) > 0 && pl_json_value(j, &m) == 0) {
         if (pl_json_name_is(&name, PL_STR("role"))) {
             role = m;
         } else if (pl_json_name_is(&name, PL_STR("name"))) {
@@ -341,8 +342,7 @@ void pl_canon_message(pl_canon *c, pl_str raw)
         pl_canon_value(c, role.raw);
     if (called.type != PL_JSON_ABSENT)
         member(c, &called_name, &called);
-    if (content.type != PL_JSON_ABSENT)
-        pl_canon_content(c, content.raw);
+    content_value(c, &content);
     for (size_t i = 0; i < n; i++) {
         bool plain_item = others[i].m.type == PL_JSON_STRING &&
                           pl_json_name_is(&others[i].name, PL_STR("type")) &&
@@ -352,22 +352,9 @@ void pl_canon_message(pl_canon *c, pl_str raw)
     }
 }
 
-void pl_canon_messages(pl_canon *c, pl_str raw)
-{
-    pl_json j;
-    pl_member m;
-    pl_json_init(&j, raw, PL_JSON_DEPTH_MAX, false);
-    if (pl_json_enter(&j, '[') != 0) {
-        pl_canon_content(c, raw);
-        return;
-    }
-    while (pl_json_item(&j) > 0 && pl_json_value(&j, &m) == 0)
-        pl_canon_message(c, m.raw);
-}
-
-void pl_canon_said(pl_canon *c, pl_str role, pl_str content)
+void pl_canon_said(pl_canon *c, pl_str role, const pl_member *content)
 {
     pl_canon_put_tag(c, PL_CANON_MESSAGE);
     pl_canon_put(c, role.p, role.n);
-    pl_canon_content(c, content);
+    content_value(c, content);
 }

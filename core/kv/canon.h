@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/str.h"
+#include "http/json.h"
 
 #define PL_CANON_CHUNK          128 /* bytes; the default, and the fastest */
 #define PL_CANON_CHUNK_MIN      64
@@ -56,25 +56,21 @@ void pl_canon_put_tag(pl_canon *c, pl_canon_tag tag);
 void pl_canon_string(pl_canon *c, pl_str raw, bool escaped);
 /* Any JSON value. */
 void pl_canon_value(pl_canon *c, pl_str raw);
-/* What a message says: a string, a list of parts, or whatever else is there. */
-void pl_canon_content(pl_canon *c, pl_str raw);
-/* One message (or item of a conversation): role, name, content, then its other members in their
- * order. */
-void pl_canon_message(pl_canon *c, pl_str raw);
-/* A list of messages, one after the other; no list: as a content. */
-void pl_canon_messages(pl_canon *c, pl_str raw);
-/* A message of that role with this content; for a prompt's parts that are no messages. */
-void pl_canon_said(pl_canon *c, pl_str role, pl_str content);
+/* The message (or item of a conversation) that is next in the walk: role, name, content, then its
+ * other members in their order. The walk fails only for what is no valid JSON. */
+void pl_canon_message(pl_canon *c, pl_json *j);
+/* A message of that role with this content (a string, a list of parts, or whatever else is there);
+ * for a prompt's parts that are no messages. */
+void pl_canon_said(pl_canon *c, pl_str role, const pl_member *content);
 
 /* Hash of the whole stream so far, the begun chunk included. */
 uint64_t pl_canon_digest(const pl_canon *c);
 
-/* The link of a chain of cumulative keys: of the key so far and the hash of what comes next. */
+/* The link of a chain of cumulative keys: of the key so far and the hash of what comes next. One
+ * multiplication, since a long prompt waits for every one; the hashes are mixed well already. */
 static inline uint64_t pl_canon_link(uint64_t key, uint64_t hash)
 {
-    uint64_t x = (key + hash) * 0x9e3779b97f4a7c15u;
-    x ^= x >> 32;
-    return x * 0xd6e8feb86659fd93u; /* key + hash is one to one in each, and so are these steps */
+    return key * 0x9e3779b97f4a7c15u + hash;
 }
 
 #endif

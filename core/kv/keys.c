@@ -167,15 +167,14 @@ static void prompt(const pl_member *m, pl_canon *c)
 static void messages(const pl_member *m, size_t max, pl_canon *c)
 {
     pl_json j;
-    pl_member item;
     if (m->type != PL_JSON_ARRAY) {
-        pl_canon_said(c, PL_STR("user"), m->raw); /* the Responses API's short form */
+        pl_canon_said(c, PL_STR("user"), m); /* the Responses API's short form */
         return;
     }
     pl_json_init(&j, m->raw, PL_JSON_DEPTH_MAX, false);
     if (pl_json_enter(&j, '[') == 0)
-        for (size_t i = 0; i < max && pl_json_item(&j) > 0 && pl_json_value(&j, &item) == 0; i++)
-            pl_canon_message(c, item.raw);
+        for (size_t i = 0; i < max && pl_json_item(&j) > 0; i++)
+            pl_canon_message(c, &j);
 }
 
 void pl_keys_canonical(const pl_scan *s, size_t max_messages, pl_canon *c)
@@ -193,9 +192,9 @@ void pl_keys_canonical(const pl_scan *s, size_t max_messages, pl_canon *c)
         pl_canon_value(c, m[before[i].id].raw);
     }
     if (has(s, PL_MEMBER_SYSTEM))
-        pl_canon_said(c, PL_STR("system"), m[PL_MEMBER_SYSTEM].raw);
+        pl_canon_said(c, PL_STR("system"), &m[PL_MEMBER_SYSTEM]);
     if (has(s, PL_MEMBER_INSTRUCTIONS))
-        pl_canon_said(c, PL_STR("system"), m[PL_MEMBER_INSTRUCTIONS].raw);
+        pl_canon_said(c, PL_STR("system"), &m[PL_MEMBER_INSTRUCTIONS]);
     if (has(s, PL_MEMBER_MESSAGES))
         messages(&m[PL_MEMBER_MESSAGES], max_messages, c);
     else if (has(s, PL_MEMBER_PROMPT))
