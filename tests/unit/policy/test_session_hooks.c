@@ -465,6 +465,51 @@ static void test_expire(void **state)
     end();
 }
 
+/* --- a ready-made policy on several loops --- */
+
+static pl_decider *loop_with(const char *builtin, int loop)
+{
+    pl_policy_source *src;
+    pl_errbuf eb;
+    pl_vm_error err;
+    pl_vm *vm;
+    pl_decider_options o;
+    pl_vm_options vo = {.loop = loop, .loops = 2, .seed = 7, .shared = shared};
+    pl_decider_options_default(&o);
+    o.clock = pl_clock_virtual(&now_ns);
+    assert_int_equal(pl_policy_source_load(pl_str_c(builtin), NULL, &src, &eb), 0);
+    assert_int_equal(pl_vm_new(src, &vo, &vm, &err), 0);
+    assert_int_equal(pl_vm_init(vm, NULL, &err), 0);
+    pl_policy_source_unref(src);
+    pl_decider *made = pl_decider_new(&o, &stats);
+    assert_null(pl_decider_swap(made, vm, 1));
+    return made;
+}
+
+static void test_siblings_are_spread_over_all_loops(void **state)
+{
+    begin(NULL);
+    pl_decider *loops[2] = {loop_with("agent_sessions", 0), loop_with("agent_sessions", 1)};
+    for (int family = 0; family < 50; family++) {
+        int seen[WORKERS] = {0};
+        for (int sibling = 0; sibling < 2 * WORKERS; sibling++) {
+            name_session(-1);
+            ask.session.parent_hash = 1000003.0 * (family + 1);
+            ask.session.id_hash = sibling + 1;
+            pl_rng r = {(uint64_t)(family * 100 + sibling)};
+            ask.strings.seed = pl_rng_next(&r);
+            pl_decide(loops[pl_rng_below(&r, 2)], &ask, &out); /* in whichever loop they arrive */
+            assert_string_equal(out.reason, "sibling");
+            seen[out.worker->slot]++;
+        }
+        for (int i = 0; i < WORKERS; i++)
+            assert_int_equal(seen[i], 2);
+    }
+    pl_decider_free(loops[0]);
+    pl_decider_free(loops[1]);
+    end();
+}
+
 /* --- strikes --- */
 
 static void test_failing_session_hooks_suspend_the_policy(void **state)
@@ -562,6 +607,7 @@ int main(void)
         cmocka_unit_test(test_without_the_session_hook),
         cmocka_unit_test(test_retain),
         cmocka_unit_test(test_expire),
+        cmocka_unit_test(test_siblings_are_spread_over_all_loops),
         cmocka_unit_test(test_failing_session_hooks_suspend_the_policy),
         cmocka_unit_test(test_affinity_is_hard_or_soft),
         cmocka_unit_test(test_faults_of_sessions),
