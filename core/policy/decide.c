@@ -144,7 +144,8 @@ void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out)
         return;
     }
     bool bound = not_asked(pin) != 0;
-    bool policy = (!bound || pl_decider_has(d, PL_HOOK_ADMIT)) && pl_decider_admits(d, now_ns);
+    /* asked in any case: it is what ends a suspension, of the other hooks, too */
+    bool policy = pl_decider_admits(d, now_ns) && (!bound || pl_decider_has(d, PL_HOOK_ADMIT));
     pl_crowd crowd = {0, 0};
     if (policy)
         crowd = pl_refresh(d, ask, now_ns);

@@ -525,6 +525,16 @@ static void test_failing_session_hooks_suspend_the_policy(void **state)
     assert_int_equal(atomic_load(&stats.suspended), 1);
     assert_int_equal(decide(), 0);
     assert_true(c.ttl_seconds == 300);
+    /* bound turns end the suspension, too, when its time is over */
+    name_session(2);
+    now_ns += 1500000000u;
+    pl_decide_session(d, &ask, 600, &c);
+    assert_int_equal(count(&stats.errors[PL_HOOK_SESSION]), 5);
+    decides(PL_DECIDED, 2, "session");
+    pl_decide_session(d, &ask, 600, &c); /* the probe; it fails */
+    pl_decide_session(d, &ask, 600, &c);
+    assert_int_equal(count(&stats.errors[PL_HOOK_SESSION]), 6);
+    assert_int_equal(count(&stats.suspensions), 2);
     end();
 }
 
