@@ -76,6 +76,7 @@ typedef struct pl_decision {
     pl_worker_state *worker;
     double wait_seconds, retry_after_seconds;
     bool all_busy;            /* with PL_ASK_QUEUE: for want of capacity, not by admit */
+    bool spilled;             /* another worker for this turn only: the pin was at its cap */
     double shrink_max_tokens; /* -1, or the output limit to put into the body */
     char reason[PL_REASON_MAX + 1];
     bool by_policy; /* false: the binding or a fallback decided */
@@ -85,10 +86,9 @@ typedef struct pl_decision {
  * "session") without route or score, unless the policy has declared affinity = "soft" and pin_must
  * is false: then the policy's own choice counts (and the pin when it chose nobody or failed). A pin
  * that is at its cap: pin_must waits (PL_ASK_QUEUE, all_busy); else the policy chooses another for
- * this turn (reason "session_spill",
- * unless route gave one). A pin that cannot be picked otherwise (pin_must without a pin is one):
- * PL_PIN_LOST with pin_must, before anybody is asked, else as if there were none. A pin with
- * pin_must needs no can_open. */
+ * this turn (reason "session_spill", unless route gave one; spilled: the binding is to stay). A pin
+ * that cannot be picked otherwise (pin_must without a pin is one): PL_PIN_LOST with pin_must,
+ * before anybody is asked, else as if there were none. A pin with pin_must needs no can_open. */
 void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out);
 
 /* The session hook: how long the session lives and of which kind it is to be. Without the hook, or

@@ -116,13 +116,20 @@ static void test_spill_when_the_bound_worker_is_full(void **state)
     name_session(3);
     atomic_store(&workers[3]->inflight, 10);
     decides(PL_DECIDED, 2, "session_spill"); /* by score */
+    assert_true(out.spilled);
     ask.req.priority = 1;
     decides(PL_DECIDED, 1, "mine");
+    assert_true(out.spilled);
     ask.req.priority = 2;
     decides(PL_DECIDED, 1, "session_spill");
     ask.req.priority = 3; /* least loaded */
     decides(PL_DECIDED, 0, "session_spill");
+    assert_true(out.spilled);
     ask.req.priority = 0;
+    atomic_store(&workers[3]->inflight, 9);
+    decides(PL_DECIDED, 3, "session");
+    assert_false(out.spilled);
+    atomic_store(&workers[3]->inflight, 10);
     ask.pin_must = true;
     decide();
     assert_true(out.kind == PL_ASK_QUEUE && out.all_busy && out.wait_seconds == 30);
@@ -130,7 +137,7 @@ static void test_spill_when_the_bound_worker_is_full(void **state)
         atomic_store(&workers[i]->inflight, 10);
     ask.pin_must = false;
     decide();
-    assert_true(out.kind == PL_ASK_QUEUE && out.all_busy);
+    assert_true(out.kind == PL_ASK_QUEUE && out.all_busy && !out.spilled);
     end();
 }
 
