@@ -12,7 +12,7 @@
 
 #define ATTACHMENT_MIN 32 /* bytes of a string that can be one */
 
-void pl_canon_init(pl_canon *c, uint64_t seed, uint32_t chunk, uint64_t *keys, size_t cap)
+void pl_kv_canon_init(pl_kv_canon *c, uint64_t seed, uint32_t chunk, uint64_t *keys, size_t cap)
 {
     c->chain = seed;
     c->bytes = 0;
@@ -23,14 +23,14 @@ void pl_canon_init(pl_canon *c, uint64_t seed, uint32_t chunk, uint64_t *keys, s
     c->fill = 0;
 }
 
-static inline void chunk_done(pl_canon *c, uint64_t hash)
+static inline void chunk_done(pl_kv_canon *c, uint64_t hash)
 {
-    c->chain = pl_canon_link(c->chain, hash);
+    c->chain = pl_kv_canon_link(c->chain, hash);
     if (c->n < c->cap)
         c->keys[c->n++] = c->chain;
 }
 
-void pl_canon_put(pl_canon *c, const char *p, size_t n)
+void pl_kv_canon_put(pl_kv_canon *c, const char *p, size_t n)
 {
     c->bytes += n;
     if (c->fill) {
@@ -57,15 +57,15 @@ void pl_canon_put(pl_canon *c, const char *p, size_t n)
     }
 }
 
-void pl_canon_put_tag(pl_canon *c, pl_canon_tag tag)
+void pl_kv_canon_put_tag(pl_kv_canon *c, pl_kv_canon_tag tag)
 {
     char byte = (char)tag;
-    pl_canon_put(c, &byte, 1);
+    pl_kv_canon_put(c, &byte, 1);
 }
 
-uint64_t pl_canon_digest(const pl_canon *c)
+uint64_t pl_kv_canon_digest(const pl_kv_canon *c)
 {
-    return pl_canon_link(c->chain ^ c->bytes, XXH3_64bits(c->carry, c->fill));
+    return pl_kv_canon_link(c->chain ^ c->bytes, XXH3_64bits(c->carry, c->fill));
 }
 
 /* Is the escape \uDx.. with x one of these? */
@@ -75,7 +75,7 @@ static bool surrogate(const char *escape, const char *second)
            strchr(second, escape[3]);
 }
 
-void pl_canon_string(pl_canon *c, pl_str raw, bool escaped)
+void pl_kv_canon_string(pl_kv_canon *c, pl_str raw, bool escaped)
 {
     if (raw.n < 2)
         return;
@@ -84,7 +84,7 @@ void pl_canon_string(pl_canon *c, pl_str raw, bool escaped)
         const char *stop = memchr(p, '\\', (size_t)(end - p));
         if (!stop || end - stop < 2)
             break;
-        pl_canon_put(c, p, (size_t)(stop - p));
+        pl_kv_canon_put(c, p, (size_t)(stop - p));
         size_t n = stop[1] != 'u' ? 2 : 6;
         if (n == 6 && end - stop >= 12 && surrogate(stop, "89abAB") &&
             surrogate(stop + 6, "cdefCDEF"))
@@ -92,11 +92,11 @@ void pl_canon_string(pl_canon *c, pl_str raw, bool escaped)
         if ((size_t)(end - stop) < n)
             break;
         char out[12];
-        pl_canon_put(c, out, pl_json_unescape((pl_str){stop, n}, out));
+        pl_kv_canon_put(c, out, pl_json_unescape((pl_str){stop, n}, out));
         p = stop + n;
     }
     if (p < end)
-        pl_canon_put(c, p, (size_t)(end - p));
+        pl_kv_canon_put(c, p, (size_t)(end - p));
 }
 
 /* --- any value --- */
@@ -137,28 +137,28 @@ static bool carries(pl_str key, bool escaped)
            named(key, escaped, PL_STR("data")) || named(key, escaped, PL_STR("file_data"));
 }
 
-static void attachment(pl_canon *c, pl_str raw)
+static void attachment(pl_kv_canon *c, pl_str raw)
 {
     uint64_t hash = XXH3_64bits(raw.p, raw.n), x = hash;
-    pl_canon_put_tag(c, PL_CANON_ATTACHMENT);
+    pl_kv_canon_put_tag(c, PL_CANON_ATTACHMENT);
     size_t n = raw.n < PL_CANON_ATTACHMENT_MAX ? raw.n : PL_CANON_ATTACHMENT_MAX;
     for (n -= n % sizeof x; n > sizeof x; n -= sizeof x) {
-        pl_canon_put(c, (const char *)&x, sizeof x);
-        x = pl_canon_link(x, hash);
+        pl_kv_canon_put(c, (const char *)&x, sizeof x);
+        x = pl_kv_canon_link(x, hash);
     }
 }
 
-static void string_value(pl_canon *c, const pl_member *m, bool carrier)
+static void string_value(pl_kv_canon *c, const pl_member *m, bool carrier)
 {
     if (m->attachments || (carrier && m->raw.n >= ATTACHMENT_MIN)) {
         attachment(c, m->raw);
         return;
     }
-    pl_canon_put_tag(c, PL_CANON_STRING);
-    pl_canon_string(c, m->raw, m->escaped);
+    pl_kv_canon_put_tag(c, PL_CANON_STRING);
+    pl_kv_canon_string(c, m->raw, m->escaped);
 }
 
-void pl_canon_value(pl_canon *c, pl_str raw)
+void pl_kv_canon_value(pl_kv_canon *c, pl_str raw)
 {
     const char *p = raw.p, *end = raw.p + raw.n;
     bool carrier = false; /* of the member whose value is next */
@@ -176,13 +176,13 @@ void pl_canon_value(pl_canon *c, pl_str raw)
             break;
         case '{':
         case '[':
-            pl_canon_put_tag(c, PL_CANON_OPEN);
+            pl_kv_canon_put_tag(c, PL_CANON_OPEN);
             if (*p++ == '[')
-                pl_canon_put(c, "[", 1);
+                pl_kv_canon_put(c, "[", 1);
             break;
         case '}':
         case ']':
-            pl_canon_put_tag(c, PL_CANON_CLOSE);
+            pl_kv_canon_put_tag(c, PL_CANON_CLOSE);
             carrier = false;
             p++;
             break;
@@ -205,14 +205,14 @@ void pl_canon_value(pl_canon *c, pl_str raw)
                 break;
             }
             carrier = carries(m.raw, m.escaped);
-            pl_canon_put_tag(c, PL_CANON_KEY);
-            pl_canon_string(c, m.raw, m.escaped);
+            pl_kv_canon_put_tag(c, PL_CANON_KEY);
+            pl_kv_canon_string(c, m.raw, m.escaped);
             break;
         default:
             while (p < end && !strchr(" \n\t\r,:{}[]\"", *p))
                 p++;
-            pl_canon_put_tag(c, PL_CANON_SCALAR);
-            pl_canon_put(c, start, (size_t)(p - start));
+            pl_kv_canon_put_tag(c, PL_CANON_SCALAR);
+            pl_kv_canon_put(c, start, (size_t)(p - start));
             carrier = false;
             if (p == start) /* a NUL byte, which strchr finds */
                 return;
@@ -223,23 +223,23 @@ void pl_canon_value(pl_canon *c, pl_str raw)
 
 /* --- messages --- */
 
-static void member(pl_canon *c, const pl_json_name *name, const pl_member *m)
+static void member(pl_kv_canon *c, const pl_json_name *name, const pl_member *m)
 {
     pl_str key = {name->raw.p - 1, name->raw.n + 2};
     if (m->type == PL_JSON_NULL || ignored(key, name->escaped))
         return;
-    pl_canon_put_tag(c, PL_CANON_KEY);
-    pl_canon_string(c, key, name->escaped);
+    pl_kv_canon_put_tag(c, PL_CANON_KEY);
+    pl_kv_canon_string(c, key, name->escaped);
     if (m->type == PL_JSON_STRING)
         string_value(c, m, carries(key, name->escaped));
     else
-        pl_canon_value(c, m->raw);
+        pl_kv_canon_value(c, m->raw);
 }
 
-static void text(pl_canon *c, const pl_member *m)
+static void text(pl_kv_canon *c, const pl_member *m)
 {
-    pl_canon_put_tag(c, PL_CANON_TEXT);
-    pl_canon_string(c, m->raw, m->escaped);
+    pl_kv_canon_put_tag(c, PL_CANON_TEXT);
+    pl_kv_canon_string(c, m->raw, m->escaped);
 }
 
 static bool is_text_type(const pl_member *m)
@@ -250,7 +250,7 @@ static bool is_text_type(const pl_member *m)
 }
 
 /* A text part is its text, then what else it says; other parts are values. */
-static void part(pl_canon *c, const pl_member *m)
+static void part(pl_kv_canon *c, const pl_member *m)
 {
     if (m->type == PL_JSON_STRING) {
         text(c, m);
@@ -268,7 +268,7 @@ static void part(pl_canon *c, const pl_member *m)
             said = v;
     }
     if (said.type != PL_JSON_STRING || !is_text_type(&type)) {
-        pl_canon_value(c, m->raw);
+        pl_kv_canon_value(c, m->raw);
         return;
     }
     text(c, &said);
@@ -280,7 +280,7 @@ static void part(pl_canon *c, const pl_member *m)
 }
 
 /* What a message says. */
-static void content_value(pl_canon *c, const pl_member *m)
+static void content_value(pl_kv_canon *c, const pl_member *m)
 {
     pl_member item;
     pl_json j;
@@ -298,11 +298,11 @@ static void content_value(pl_canon *c, const pl_member *m)
                 part(c, &item);
         break;
     default:
-        pl_canon_value(c, m->raw);
+        pl_kv_canon_value(c, m->raw);
     }
 }
 
-void pl_canon_message(pl_canon *c, pl_json *j)
+void pl_kv_canon_message(pl_kv_canon *c, pl_json *j)
 {
     enum { OTHERS = 16 }; /* that are kept until the first three are put; more come before them */
     struct {
@@ -312,7 +312,7 @@ void pl_canon_message(pl_canon *c, pl_json *j)
     pl_member role = {0}, called = {0}, content = {0}, m;
     pl_json_name name, called_name = {{NULL, 0}, false};
     size_t n = 0;
-    pl_canon_put_tag(c, PL_CANON_MESSAGE);
+    pl_kv_canon_put_tag(c, PL_CANON_MESSAGE);
     j->p = space(j->p, j->end);
     if (j->p == j->end || *j->p != '{') {
         if (pl_json_value(j, &m) == 0)
@@ -337,9 +337,9 @@ void pl_canon_message(pl_canon *c, pl_json *j)
         }
     }
     if (role.type == PL_JSON_STRING)
-        pl_canon_string(c, role.raw, role.escaped);
+        pl_kv_canon_string(c, role.raw, role.escaped);
     else if (role.type != PL_JSON_ABSENT)
-        pl_canon_value(c, role.raw);
+        pl_kv_canon_value(c, role.raw);
     if (called.type != PL_JSON_ABSENT)
         member(c, &called_name, &called);
     content_value(c, &content);
@@ -352,9 +352,9 @@ void pl_canon_message(pl_canon *c, pl_json *j)
     }
 }
 
-void pl_canon_said(pl_canon *c, pl_str role, const pl_member *content)
+void pl_kv_canon_said(pl_kv_canon *c, pl_str role, const pl_member *content)
 {
-    pl_canon_put_tag(c, PL_CANON_MESSAGE);
-    pl_canon_put(c, role.p, role.n);
+    pl_kv_canon_put_tag(c, PL_CANON_MESSAGE);
+    pl_kv_canon_put(c, role.p, role.n);
     content_value(c, content);
 }

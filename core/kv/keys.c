@@ -21,10 +21,10 @@ int pl_keys_space_init(pl_keys_space *s, pl_str model, uint32_t block_tokens, bo
     s->chunk_bytes = chunk_bytes;
     /* block.seed has LoRA and salt in it; their sum could be another pair's, these links not */
     uint64_t seed = XXH3_64bits(model.p, model.n);
-    seed = pl_canon_link(seed, XXH3_64bits(lora.p, lora.n));
-    seed = pl_canon_link(seed, XXH3_64bits(salt.p, salt.n));
-    s->ids_seed = pl_canon_link(seed, (uint64_t)block_tokens << 1 | eagle);
-    s->text_seed = pl_canon_link(~seed, chunk_bytes);
+    seed = pl_kv_canon_link(seed, XXH3_64bits(lora.p, lora.n));
+    seed = pl_kv_canon_link(seed, XXH3_64bits(salt.p, salt.n));
+    s->ids_seed = pl_kv_canon_link(seed, (uint64_t)block_tokens << 1 | eagle);
+    s->text_seed = pl_kv_canon_link(~seed, chunk_bytes);
     return 0;
 }
 
@@ -138,7 +138,7 @@ int pl_keys_of_tokens(const pl_keys_space *s, const uint32_t *tokens, size_t n, 
         return PL_EINVALID;
     uint64_t chain = s->ids_seed;
     for (size_t i = 0; i < blocks; i++)
-        key[i] = chain = pl_canon_link(chain, local[i]);
+        key[i] = chain = pl_kv_canon_link(chain, local[i]);
     out->local = local;
     out->key = key;
     out->n = blocks;
@@ -154,30 +154,30 @@ static bool has(const pl_scan *s, pl_member_id id)
 }
 
 /* A prompt by itself: a string, or the first of several. */
-static void prompt(const pl_member *m, pl_canon *c)
+static void prompt(const pl_member *m, pl_kv_canon *c)
 {
     pl_member text = m->type == PL_JSON_ARRAY ? first_of(m->raw) : *m;
-    pl_canon_put_tag(c, PL_CANON_TEXT);
+    pl_kv_canon_put_tag(c, PL_CANON_TEXT);
     if (text.type == PL_JSON_STRING)
-        pl_canon_string(c, text.raw, text.escaped);
+        pl_kv_canon_string(c, text.raw, text.escaped);
     else
-        pl_canon_value(c, text.raw);
+        pl_kv_canon_value(c, text.raw);
 }
 
-static void messages(const pl_member *m, size_t max, pl_canon *c)
+static void messages(const pl_member *m, size_t max, pl_kv_canon *c)
 {
     pl_json j;
     if (m->type != PL_JSON_ARRAY) {
-        pl_canon_said(c, PL_STR("user"), m); /* the Responses API's short form */
+        pl_kv_canon_said(c, PL_STR("user"), m); /* the Responses API's short form */
         return;
     }
     pl_json_init(&j, m->raw, PL_JSON_DEPTH_MAX, false);
     if (pl_json_enter(&j, '[') == 0)
         for (size_t i = 0; i < max && pl_json_item(&j) > 0; i++)
-            pl_canon_message(c, &j);
+            pl_kv_canon_message(c, &j);
 }
 
-void pl_keys_canonical(const pl_scan *s, size_t max_messages, pl_canon *c)
+void pl_keys_canonical(const pl_scan *s, size_t max_messages, pl_kv_canon *c)
 {
     const pl_member *m = s->members;
     static const struct {
@@ -187,14 +187,14 @@ void pl_keys_canonical(const pl_scan *s, size_t max_messages, pl_canon *c)
     for (size_t i = 0; i < sizeof before / sizeof before[0]; i++) {
         if (!has(s, before[i].id))
             continue;
-        pl_canon_put_tag(c, PL_CANON_KEY);
-        pl_canon_put(c, &before[i].name, 1);
-        pl_canon_value(c, m[before[i].id].raw);
+        pl_kv_canon_put_tag(c, PL_CANON_KEY);
+        pl_kv_canon_put(c, &before[i].name, 1);
+        pl_kv_canon_value(c, m[before[i].id].raw);
     }
     if (has(s, PL_MEMBER_SYSTEM))
-        pl_canon_said(c, PL_STR("system"), &m[PL_MEMBER_SYSTEM]);
+        pl_kv_canon_said(c, PL_STR("system"), &m[PL_MEMBER_SYSTEM]);
     if (has(s, PL_MEMBER_INSTRUCTIONS))
-        pl_canon_said(c, PL_STR("system"), &m[PL_MEMBER_INSTRUCTIONS]);
+        pl_kv_canon_said(c, PL_STR("system"), &m[PL_MEMBER_INSTRUCTIONS]);
     if (has(s, PL_MEMBER_MESSAGES))
         messages(&m[PL_MEMBER_MESSAGES], max_messages, c);
     else if (has(s, PL_MEMBER_PROMPT))
@@ -221,8 +221,8 @@ static int of_text(const pl_keys_space *s, const pl_scan *scan, pl_arena *a, pl_
     uint64_t *key = pl_arena_alloc(a, (cap ? cap : 1) * sizeof *key);
     if (!key)
         return PL_ENOMEM;
-    pl_canon c;
-    pl_canon_init(&c, s->text_seed, s->chunk_bytes, key, cap);
+    pl_kv_canon c;
+    pl_kv_canon_init(&c, s->text_seed, s->chunk_bytes, key, cap);
     pl_keys_canonical(scan, SIZE_MAX, &c);
     *out = (pl_keys){.kind = PL_KEYS_TEXT,
                      .n = c.n,

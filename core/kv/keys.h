@@ -78,6 +78,6 @@ size_t pl_keys_parse_ids(pl_str array, uint32_t *out, size_t cap);
 
 /* Puts what a request asks the model, as pl_keys_of_request sees it without token ids, into c. Of
  * messages only the first `messages` ones. */
-void pl_keys_canonical(const pl_scan *scan, size_t messages, pl_canon *c);
+void pl_keys_canonical(const pl_scan *scan, size_t messages, pl_kv_canon *c);
 
 #endif

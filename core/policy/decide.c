@@ -156,7 +156,6 @@ void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out)
         out->kind = PL_PIN_LOST;
         return;
     }
-    out->spilled = pin == PL_PIN_FULL;
     bool bound = not_asked(pin) != 0;
     /* asked in any case: it is what ends a suspension, of the other hooks, too */
     bool policy = pl_decider_admits(d, now_ns) && (!bound || pl_decider_has(d, PL_HOOK_ADMIT));

@@ -145,9 +145,9 @@ static pl_arena arena;
 
 static size_t keys_of_text(const char *text, size_t chars, uint64_t *keys)
 {
-    pl_canon c;
-    pl_canon_init(&c, space.text_seed, space.chunk_bytes, keys, chars / space.chunk_bytes);
-    pl_canon_put(&c, text, chars);
+    pl_kv_canon c;
+    pl_kv_canon_init(&c, space.text_seed, space.chunk_bytes, keys, chars / space.chunk_bytes);
+    pl_kv_canon_put(&c, text, chars);
     return c.n;
 }
 

@@ -50,10 +50,10 @@ static uint64_t digest(const char *body)
     pl_scan scan;
     if (pl_scan_body(pl_str_c(body), 100, &scan) != 0)
         fail_msg("not a request: %s: %s", body, scan.error);
-    pl_canon c;
-    pl_canon_init(&c, 1, PL_CANON_CHUNK, NULL, 0);
+    pl_kv_canon c;
+    pl_kv_canon_init(&c, 1, PL_CANON_CHUNK, NULL, 0);
     pl_keys_canonical(&scan, SIZE_MAX, &c);
-    return pl_canon_digest(&c);
+    return pl_kv_canon_digest(&c);
 }
 
 static size_t shared(pl_keys a, pl_keys b)
@@ -373,23 +373,23 @@ static void chunks_like_one_by_one(void **state)
         assert_non_null(text);
         for (size_t i = 0; i < n; i++)
             text[i] = (char)pl_rng_next(&rng);
-        pl_canon c, whole;
-        pl_canon_init(&c, 77, chunk, got, cap);
+        pl_kv_canon c, whole;
+        pl_kv_canon_init(&c, 77, chunk, got, cap);
         for (size_t at = 0, step; at < n; at += step) {
             step = 1 + pl_rng_below(&rng, pl_rng_below(&rng, 2) ? 10 : 700);
             step = step < n - at ? step : n - at;
-            pl_canon_put(&c, text + at, step);
+            pl_kv_canon_put(&c, text + at, step);
         }
         assert_int_equal(c.bytes, n);
         assert_int_equal(c.n, want < cap ? want : cap);
         for (size_t i = 0; i < want; i++) {
-            chain = pl_canon_link(chain, XXH3_64bits(text + i * chunk, chunk));
+            chain = pl_kv_canon_link(chain, XXH3_64bits(text + i * chunk, chunk));
             if (i < c.n)
                 assert_true(got[i] == chain);
         }
-        pl_canon_init(&whole, 77, chunk, NULL, 0);
-        pl_canon_put(&whole, text, n);
-        assert_true(pl_canon_digest(&whole) == pl_canon_digest(&c));
+        pl_kv_canon_init(&whole, 77, chunk, NULL, 0);
+        pl_kv_canon_put(&whole, text, n);
+        assert_true(pl_kv_canon_digest(&whole) == pl_kv_canon_digest(&c));
         free(text);
     }
 }
@@ -410,12 +410,12 @@ static void strings_like_unescaped(void **state)
         plain = malloc(all.n);
         assert_non_null(plain);
         size_t n = pl_json_unescape((pl_str){raw + 1, all.n - 2}, plain);
-        pl_canon a, b;
-        pl_canon_init(&a, 0, 64, NULL, 0);
-        pl_canon_init(&b, 0, 64, NULL, 0);
-        pl_canon_put(&a, plain, n);
-        pl_canon_string(&b, all, strchr(raw, '\\') != NULL);
-        if (pl_canon_digest(&a) != pl_canon_digest(&b))
+        pl_kv_canon a, b;
+        pl_kv_canon_init(&a, 0, 64, NULL, 0);
+        pl_kv_canon_init(&b, 0, 64, NULL, 0);
+        pl_kv_canon_put(&a, plain, n);
+        pl_kv_canon_string(&b, all, strchr(raw, '\\') != NULL);
+        if (pl_kv_canon_digest(&a) != pl_kv_canon_digest(&b))
             fail_msg("not as unescaped: %s", raw);
         free(plain);
     }
