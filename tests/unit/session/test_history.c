@@ -333,6 +333,20 @@ static void test_text(void **state)
     request_free(&q);
 }
 
+/* A reply that ends in the middle of a character (no engine should) is not cut there. */
+static void test_text_cut_in_character(void **state)
+{
+    pl_history h = {0};
+    request q;
+    plan(&q, &h, PL_API_COMPLETIONS, 0, "{\"prompt\":\"a\"}");
+    answer(&h, &q, PL_API_COMPLETIONS,
+           "{\"choices\":[{\"index\":0,\"text\":\"b\xc3\",\"finish_reason\":\"length\"}]}");
+    assert_int_equal(h.units, 3);
+    plan(&q, &h, PL_API_COMPLETIONS, 0, "{\"prompt\":\"ab\xc3\xa9 x\"}");
+    expect(&q, PL_PLAN_OUTSIDE, "beginning");
+    request_free(&q);
+}
+
 static void test_tokens(void **state)
 {
     pl_history h = {0};
@@ -781,6 +795,7 @@ int main(void)
         cmocka_unit_test(test_delta_turns),
         cmocka_unit_test(test_reply_not_whole),
         cmocka_unit_test(test_text),
+        cmocka_unit_test(test_text_cut_in_character),
         cmocka_unit_test(test_tokens),
         cmocka_unit_test(test_same_and_different),
         cmocka_unit_test(test_nothing_to_conclude),
