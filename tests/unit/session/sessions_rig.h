@@ -290,6 +290,14 @@ static void router_close(router *x)
     assert_int_equal(x->v.queued, 0);
 }
 
+/* When the loop has run once more. */
+static void router_destroy(router *x)
+{
+    pl_mailbox_destroy(&x->control);
+    for (int i = 0; i < 2; i++)
+        pl_mailbox_destroy(&x->mailbox[i]);
+}
+
 /* Ends it; nothing may be left in memory, on the wheel or in the loop, nor counted anywhere. */
 static void rig_close(rig *r)
 {
@@ -308,11 +316,9 @@ static void rig_close(rig *r)
         fake_free(&r->f[i]);
         assert_int_equal(r->e[i]->refs, 3); /* the fleet's, its view's and ours */
         pl_engine_unref(r->e[i]);
-        for (int k = 0; k < 2; k++)
-            pl_mailbox_destroy(&(k ? &r->b : &r->a)->mailbox[i]);
     }
-    pl_mailbox_destroy(&r->a.control);
-    pl_mailbox_destroy(&r->b.control);
+    router_destroy(&r->a);
+    router_destroy(&r->b);
     pl_store_free(r->memory);
     pl_fleet_free(r->fleet);
 }
