@@ -126,7 +126,7 @@ static bool put_without(pl_redis_handle *h, pl_store_call *c)
         c->had_old = false; /* the server would still have it */
         return false;
     }
-    if (!pl_known_bind(r->known, &c->name, &c->binding, now_ns(h), &r->stats.forgotten))
+    if (!pl_known_bind(r->known, &c->name, &c->binding, now_ns(h)))
         return false;
     count(&r->stats.journalled);
     c->result = 0;
@@ -209,7 +209,7 @@ static void on_timer(pl_timer *t)
 
 /* --- back again: what was bound meanwhile --- */
 
-static void write_more(pl_redis_handle *h)
+void pl_redis_write_more(pl_redis_handle *h)
 {
     pl_redis *r = h->r;
     char buf[PL_SESSION_MAX_TENANT_BYTES + PL_SESSION_MAX_ID_BYTES];
@@ -272,7 +272,7 @@ static void written(pl_redis_op *op, const redisReply *r)
         pl_known_unwritten(known, &c->name);
     }
     if (r && code != PL_EPROTOCOL)
-        write_more(h);
+        pl_redis_write_more(h);
     pl_redis_op_end(op);
 }
 
@@ -453,7 +453,7 @@ static void on_up(void *ctx)
                r->where, (double)(pl_now_ns() - h->down_ns) / 1e9,
                (unsigned long long)(atomic_load(&r->stats.timeouts) +
                                     atomic_load(&r->stats.unavailable)));
-    write_more(h);
+    pl_redis_write_more(h);
     if (h->sweeps)
         pl_redis_sweep_now(h);
 }
@@ -546,7 +546,7 @@ static void redis_free(pl_store *s)
 {
     pl_redis_handle *h = (pl_redis_handle *)s;
     pl_wheel_cancel(h->wheel, &h->timer);
-    pl_redis_sweep_stop(h);
+    pl_redis_timer_stop(h);
     if (h->state == PL_REDIS_DOWN)
         atomic_fetch_sub(&h->r->stats.handles_down, 1);
     h->state = PL_REDIS_STARTING;
@@ -603,8 +603,7 @@ int pl_store_redis_new(pl_redis *r, uv_loop_t *loop, pl_wheel *wheel, bool sweep
         free(h);
         return err;
     }
-    if (sweeps)
-        pl_redis_sweep_start(h);
+    pl_redis_timer_start(h);
     *out = &h->base;
     return 0;
 }

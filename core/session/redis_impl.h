@@ -77,6 +77,7 @@ void pl_redis_op_end(pl_redis_op *op);
 int pl_redis_op_send(pl_redis_op *op); /* encodes; 0, PL_ENOMEM, PL_EUNAVAILABLE */
 void pl_redis_wait(pl_redis_op *op);   /* somebody waits, so it times out */
 void pl_redis_unwait(pl_redis_op *op);
+void pl_redis_write_more(pl_redis_handle *h); /* what was bound in an outage */
 void pl_redis_counts(pl_redis_handle *h, const redisReply *r);
 
 /* redis_wire.c */
@@ -94,9 +95,9 @@ int pl_redis_binding(pl_redis *r, const redisReply *packed, int64_t now_us, uint
 int pl_redis_name(const redisReply *r, pl_session_name *name);
 
 /* redis_sweep.c */
-void pl_redis_sweep_start(pl_redis_handle *h);
+void pl_redis_timer_start(pl_redis_handle *h); /* what a handle does once a second */
 void pl_redis_sweep_now(pl_redis_handle *h);
-void pl_redis_sweep_stop(pl_redis_handle *h);
+void pl_redis_timer_stop(pl_redis_handle *h);
 void pl_redis_swept(pl_redis_op *op, const redisReply *r); /* r NULL: lost */
 int pl_redis_list(pl_store *s, pl_store_list_call *c);
 void pl_redis_cancel_list(pl_store *s, pl_store_list_call *c);

@@ -40,10 +40,11 @@ struct pl_known {
     uint64_t seed;
     uint32_t max, mask; /* of a part: entries, buckets less 1 */
     _Atomic uint64_t versions;
+    _Atomic uint64_t *forgotten;
     part parts[PARTS];
 };
 
-pl_known *pl_known_new(uint32_t max)
+pl_known *pl_known_new(uint32_t max, _Atomic uint64_t *forgotten)
 {
     pl_known *k = aligned_alloc(_Alignof(pl_known), sizeof *k);
     if (!k)
@@ -51,6 +52,7 @@ pl_known *pl_known_new(uint32_t max)
     memset(k, 0, sizeof *k);
     if (getrandom(&k->seed, sizeof k->seed, 0) != sizeof k->seed)
         k->seed = (uintptr_t)k;
+    k->forgotten = forgotten;
     k->max = max / PARTS + 1;
     uint32_t buckets = 1;
     while (buckets < k->max)
@@ -154,16 +156,15 @@ static void drop(const pl_known *k, part *p, entry *e)
     free(e);
 }
 
-/* A new one, in front, unbound. *forgotten counts when one that had still to be written goes for
- * it. */
-static entry *insert(const pl_known *k, part *p, const pl_session_name *n, uint64_t hash,
-                     uint64_t *forgotten)
+/* A new one, in front, unbound. */
+static entry *insert(const pl_known *k, part *p, const pl_session_name *n, uint64_t hash)
 {
     entry *e = calloc(1, sizeof *e + n->tenant.n + n->id.n);
     if (!e)
         return NULL;
     if (p->count >= k->max) {
-        *forgotten += p->oldest->writing != WRITTEN;
+        if (p->oldest->writing != WRITTEN)
+            atomic_fetch_add(k->forgotten, 1);
         drop(k, p, p->oldest);
     }
     e->hash = hash;
@@ -181,11 +182,11 @@ static entry *insert(const pl_known *k, part *p, const pl_session_name *n, uint6
 
 void pl_known_heard(pl_known *k, const pl_session_name *n, const pl_binding *b, uint64_t now_ns)
 {
-    uint64_t hash = hash_of(k, n), forgotten = 0;
+    uint64_t hash = hash_of(k, n);
     part *p = lock_part(k, hash);
     entry *e = find(k, p, n, hash);
     bool newer = e && !(e->b.version & PL_KNOWN_LOCAL) && e->b.version > b->version;
-    if (!newer && (e || (e = insert(k, p, n, hash, &forgotten)))) {
+    if (!newer && (e || (e = insert(k, p, n, hash)))) {
         e->b = *b;
         e->heard_ns = now_ns;
         set_writing(p, e, WRITTEN);
@@ -263,15 +264,14 @@ bool pl_known_stale(pl_known *k, const pl_session_name *n, bool get, uint64_t no
     return ok;
 }
 
-bool pl_known_bind(pl_known *k, const pl_session_name *n, pl_binding *b, uint64_t now_ns,
-                   _Atomic uint64_t *forgotten)
+bool pl_known_bind(pl_known *k, const pl_session_name *n, pl_binding *b, uint64_t now_ns)
 {
-    uint64_t hash = hash_of(k, n), gone = 0;
+    uint64_t hash = hash_of(k, n);
     part *p = lock_part(k, hash);
     entry *e = find(k, p, n, hash);
     bool live = e && e->b.deadline_ns > now_ns;
     uint64_t opened_ns = live ? e->b.opened_at_ns : now_ns;
-    if (e || (e = insert(k, p, n, hash, &gone))) {
+    if (e || (e = insert(k, p, n, hash))) {
         b->deadline_ns = now_ns + b->ttl_ms * 1000000ull;
         b->opened_at_ns = opened_ns;
         b->used_at_ns = now_ns;
@@ -284,7 +284,6 @@ bool pl_known_bind(pl_known *k, const pl_session_name *n, pl_binding *b, uint64_
         to_front(p, e);
     }
     pthread_mutex_unlock(&p->lock);
-    atomic_fetch_add(forgotten, gone);
     return e != NULL;
 }
 
@@ -294,10 +293,10 @@ bool pl_known_take(pl_known *k, uint64_t now_ns, pl_session_name *name,
     for (unsigned i = 0; i < PARTS; i++) {
         part *p = &k->parts[i];
         pthread_mutex_lock(&p->lock);
-        if (!p->scan && p->to_write)
-            p->scan = p->newest;
-        for (entry *e = p->scan; e && p->to_write; e = p->scan) {
+        for (int rounds = 0; p->to_write && rounds < 2;) {
+            entry *e = p->scan ? p->scan : p->newest;
             p->scan = e->older;
+            rounds += !p->scan; /* at the end: those in front may have to be written again */
             if (e->writing != TO_WRITE)
                 continue;
             if (e->b.deadline_ns <= now_ns) {

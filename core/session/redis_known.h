@@ -11,8 +11,9 @@
 
 typedef struct pl_known pl_known;
 
-/* NULL when out of memory. max 1 or more. */
-pl_known *pl_known_new(uint32_t max);
+/* NULL when out of memory. max 1 or more. forgotten counts those that had still to be written when
+ * they went. */
+pl_known *pl_known_new(uint32_t max, _Atomic uint64_t *forgotten);
 void pl_known_free(pl_known *k);
 
 /* The server said so at now_ns; b->used_at_ns is its last use, this one included. Ignored when a
@@ -32,9 +33,8 @@ uint32_t pl_known_turns(pl_known *k, const pl_session_name *n);
 bool pl_known_stale(pl_known *k, const pl_session_name *n, bool get, uint64_t now_ns,
                     pl_binding *out);
 /* In an outage: b (router-only) is bound from now on, and to be written; completes b. False when
- * out of memory. forgotten: 1 is added when another one's writing was given up for it. */
-bool pl_known_bind(pl_known *k, const pl_session_name *n, pl_binding *b, uint64_t now_ns,
-                   _Atomic uint64_t *forgotten);
+ * out of memory. */
+bool pl_known_bind(pl_known *k, const pl_session_name *n, pl_binding *b, uint64_t now_ns);
 
 /* The next one to be written, into name (which points to buf) and b; it is not given out again
  * until pl_known_unwritten. False when there is none. */

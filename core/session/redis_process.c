@@ -64,7 +64,8 @@ int pl_redis_new(const pl_redis_options *o, pl_redis **out, pl_errbuf *eb)
     if (copy(&r->host, o->host, "127.0.0.1") || copy(&r->unix_path, o->unix_path, NULL) ||
         copy(&r->user, o->user, NULL) || copy(&r->password, o->password, NULL) ||
         copy(&r->prefix, o->prefix, "perilune:") ||
-        !(r->known = pl_known_new(r->o.known_sessions)) || pl_redis_encode_hello(r)) {
+        !(r->known = pl_known_new(r->o.known_sessions, &r->stats.forgotten)) ||
+        pl_redis_encode_hello(r)) {
         pl_redis_free(r);
         return pl_fail(eb, PL_ENOMEM, "out of memory");
     }

@@ -45,15 +45,17 @@ static void on_timer(pl_timer *t)
 {
     pl_redis_handle *h = (pl_redis_handle *)((char *)t - offsetof(pl_redis_handle, sweep_timer));
     pl_wheel_arm(h->wheel, t, SWEEP_MS, on_timer);
-    pl_redis_sweep_now(h);
+    if (h->sweeps)
+        pl_redis_sweep_now(h);
+    pl_redis_write_more(h); /* what memory was short for before */
 }
 
-void pl_redis_sweep_start(pl_redis_handle *h)
+void pl_redis_timer_start(pl_redis_handle *h)
 {
     pl_wheel_arm(h->wheel, &h->sweep_timer, SWEEP_MS, on_timer);
 }
 
-void pl_redis_sweep_stop(pl_redis_handle *h)
+void pl_redis_timer_stop(pl_redis_handle *h)
 {
     pl_wheel_cancel(h->wheel, &h->sweep_timer);
     h->sweeps = false;

@@ -124,7 +124,7 @@ static void server_remove(server *s)
     rmdir(s->dir);
 }
 
-static void server_tell(const server *s, const char *command)
+static inline void server_tell(const server *s, const char *command)
 {
     redisContext *c = server_talk(s);
     assert_non_null(c);
