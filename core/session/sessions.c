@@ -70,7 +70,13 @@ static void looked(pl_store_errand *e)
     if (rc == PL_ENOTFOUND || (rc == 0 && (e->call.binding.kind != PL_SESSION_ENGINE_BACKED ||
                                            !pl_session_note_read(&e->call.binding.note, &note) ||
                                            note.nonce != e->nonce))) {
-        pl_registry_forget(s->registry, e->nonce); /* who removed it has it closed */
+        /* who removed it closes it, unless he never learnt that he did: an answer of the store was
+         * lost. Twice does no harm */
+        pl_binding b = {.slot = -1};
+        note = (pl_session_note){.nonce = e->nonce, .engine_seconds = s->c.o.engine_extra_seconds};
+        pl_session_note_write(&note, &b.note);
+        if (pl_registry_is_open(s->registry, e->nonce))
+            pl_close_submit(s, &e->call.name, &b, PL_CLOSE_UNCOUNTED, false, NULL);
     } else {
         uint64_t ttl_ms = rc == 0 ? e->call.binding.ttl_ms : LOOK_MS;
         pl_registry_looked(s->registry, e->nonce, now + ttl_ms * MS);
@@ -121,7 +127,8 @@ static void extended(pl_store_errand *e)
                           -1);
         return;
     }
-    pl_sessions_store_lost(s, e->call.result);
+    if (pl_sessions_store_lost(s, e->call.result)) /* perhaps it is bound again */
+        pl_session_forget(s, s->store, &s->errands, &e->call.name, e->nonce);
     pl_close_submit(s, &e->call.name, b, PL_CLOSE_EXPIRED, false, NULL);
 }
 
@@ -258,6 +265,7 @@ int pl_sessions_new(const pl_sessions_config *c, pl_sessions **out)
     s->registry = pl_registry_new();
     s->closer = pl_closer_new(s);
     uv_mutex_init(&s->hist_lock);
+    uv_mutex_init(&s->notice_lock);
     if (!s->gate || !s->registry || !s->closer) {
         pl_sessions_free(s);
         return PL_ENOMEM;
@@ -309,6 +317,7 @@ void pl_sessions_free(pl_sessions *s)
     pl_registry_free(s->registry);
     pl_gate_free(s->gate);
     uv_mutex_destroy(&s->hist_lock);
+    uv_mutex_destroy(&s->notice_lock);
     free(s);
 }
 

@@ -139,9 +139,16 @@ void pl_turn_on_put(pl_turn_inner *in, int rc)
         race_lost(in);
         return;
     }
-    if (lost) /* nobody knows whether it is bound */
-        pl_session_forget(in->s, in->l->c.store, &in->l->errands, &in->name, in->new_note.nonce);
     close_own(in, PL_CLOSE_FAILED);
+    if (lost) { /* nobody knows whether it is bound, and in whose place */
+        pl_session_forget(in->s, in->l->c.store, &in->l->errands, &in->name, in->new_note.nonce);
+        if (in->bound && in->binding.kind == PL_SESSION_ENGINE_BACKED) {
+            pl_session_forget(in->s, in->l->c.store, &in->l->errands, &in->name, in->note.nonce);
+            pl_close_submit(in->s, &in->name, &in->binding, PL_CLOSE_REBOUND, false, NULL);
+        }
+        pl_turn_renew_stop(in);
+        in->bound = in->leased = false;
+    }
     if (!in->t) {
         pl_turn_unwind(in);
         return;

@@ -244,8 +244,8 @@ static void expiry_closes_but_never_during_a_turn(void **state)
 
 static void expire_as_decided(router *x, int action, double seconds)
 {
-    pl_session_name name = {PL_STR("acme"), pl_str_c(x->expired_id)};
-    pl_sessions_expire(x->s, &name, &x->expired, action, seconds);
+    assert_true(rig_decide(x, action, seconds));
+    assert_int_equal(x->undecided, 0);
 }
 
 static void the_policy_decides_about_expiry(void **state)
