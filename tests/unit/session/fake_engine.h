@@ -189,9 +189,6 @@ static void fake_request(fake_conn *c, fake_answer forced, bool release)
         if (f->chaos && !open && how == FAKE_404)
             how = FAKE_500; /* to a close it would say that there are no sessions here */
     }
-    if (getenv("FAKE_LOG"))
-        fprintf(stderr, "%p %s %s how=%d rel=%d\n", (void *)f, open ? "OPEN" : "CLOSE", body, how,
-                release);
     if (how == FAKE_HOLD) {
         c->held = true;
         return;

@@ -346,7 +346,7 @@ typedef struct turn {
     int order; /* of its ready among all */
 } turn;
 
-static int turns_ready;
+static _Atomic int turns_ready;
 
 static void turn_on_ready(pl_turn *t, int rc)
 {

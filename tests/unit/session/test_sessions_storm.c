@@ -159,10 +159,7 @@ static void storm(uint64_t seed)
         rig_pass(&r, 500);
     }
     assert_true(turns > STEPS);
-    fprintf(stderr, "opens %d %d waited %d\n", (int)count(&stats(&r.a)->opens),
-            (int)count(&stats(&r.b)->opens), (int)count(&stats(&r.a)->turns_waited));
-    if (0)
-        assert_true(count(&stats(&r.a)->opens) > 50 && count(&stats(&r.b)->opens) > 10);
+    assert_true(count(&stats(&r.a)->opens) > 10 && count(&stats(&r.b)->opens) > 10);
     assert_true(count(&stats(&r.a)->turns_waited) > 50);
     assert_int_equal(rig_worker(&r, 0)->sessions, 0);
     assert_int_equal(rig_worker(&r, 1)->sessions, 0);
@@ -175,9 +172,6 @@ static void storm(uint64_t seed)
     pl_store_stats_read(r.memory, &st);
     assert_int_equal(st.engine_backed, 0);
     uint64_t given_up = count(&stats(&r.a)->close_given_up) + count(&stats(&r.b)->close_given_up);
-    for (int i = 0; i < 2; i++)
-        for (int k = 0; k < r.f[i].open_n; k++)
-            fprintf(stderr, "LEFT %s\n", r.f[i].open[k].name);
     if ((uint64_t)(r.f[0].open_n + r.f[1].open_n) > given_up)
         fail_msg("seed %llu: %d and %d are left, %llu were given up", (unsigned long long)seed,
                  r.f[0].open_n, r.f[1].open_n, (unsigned long long)given_up);
