@@ -107,7 +107,7 @@ static void give_up(item *i, const char *why)
     pl_count(&i->s->stats.close_given_up);
     if (pl_log_allow(allow, 5))
         pl_log(PL_LOG_WARN, "session_close_given_up", "%s on %s: %s", i->name,
-               i->engine ? i->engine->name : "an engine that is gone", why);
+               i->engine ? i->engine->name : "an engine that has left", why);
     item_free(i);
 }
 
@@ -298,8 +298,12 @@ static void on_message(pl_message *m, void *ctx)
     item *i = (item *)m;
     pl_closer *c = i->s->closer;
     lane *l = c->stopped || !i->engine ? NULL : lane_for(c, i->engine);
+    if (!i->engine) { /* it has left, and what it held with it */
+        item_free(i);
+        return;
+    }
     if (!l) {
-        give_up(i, c->stopped ? "the router has stopped" : "it is not known here, or no memory");
+        give_up(i, c->stopped ? "the router has stopped" : "out of memory");
         return;
     }
     if (l->items++ == 0)

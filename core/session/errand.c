@@ -86,6 +86,23 @@ void pl_session_forget(pl_sessions *s, pl_store *store, pl_store_errands *of,
     pl_store_errand_go(e);
 }
 
+static void then_unleased(pl_store_errand *e)
+{
+    pl_sessions_store_lost(e->s, e->call.result); /* else it ends by itself */
+}
+
+void pl_session_unlease(pl_sessions *s, pl_store *store, pl_store_errands *of,
+                        const pl_session_name *name, uint64_t owner)
+{
+    pl_store_errand *e = pl_store_errand_new(s, store, of, name);
+    if (!e)
+        return;
+    e->call.op = PL_STORE_RELEASE;
+    e->call.owner = owner;
+    e->then = then_unleased;
+    pl_store_errand_go(e);
+}
+
 /* PEEK, then REMOVE: so that what is removed is known also when the answer is lost. */
 static void then_removed(pl_store_errand *e)
 {

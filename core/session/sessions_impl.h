@@ -203,6 +203,9 @@ void pl_store_errands_cancel(pl_store_errands *of);
 /* Removes the binding to the engine's session of this nonce, when it is there. */
 void pl_session_forget(pl_sessions *s, pl_store *store, pl_store_errands *of,
                        const pl_session_name *name, uint64_t nonce);
+/* Ends the lease that this owner may have; the note stays. */
+void pl_session_unlease(pl_sessions *s, pl_store *store, pl_store_errands *of,
+                        const pl_session_name *name, uint64_t owner);
 /* Removes whatever it is bound to and closes that; done may be NULL. */
 void pl_session_remove(pl_sessions *s, pl_store *store, pl_store_errands *of,
                        const pl_session_name *name, pl_close_cause cause,
