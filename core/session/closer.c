@@ -297,6 +297,13 @@ static void on_message(pl_message *m, void *ctx)
     (void)ctx;
     item *i = (item *)m;
     pl_closer *c = i->s->closer;
+    if (pl_sessions_arrived(i->s)) {
+        free(i->notice); /* its loop has ended long ago */
+        if (i->engine)
+            pl_engine_unref(i->engine);
+        free(i);
+        return;
+    }
     lane *l = c->stopped || !i->engine ? NULL : lane_for(c, i->engine);
     if (!i->engine) { /* it has left, and what it held with it */
         item_free(i);
@@ -321,7 +328,7 @@ static void on_message(pl_message *m, void *ctx)
 static void to_control(item *i)
 {
     i->pub.message.run = on_message;
-    if (pl_mailbox_post(i->s->c.control_mailbox, &i->pub.message) != 0)
+    if (pl_sessions_post(i->s, &i->pub.message) != 0)
         give_up(i, "the router has stopped");
 }
 

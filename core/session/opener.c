@@ -227,6 +227,8 @@ void pl_openings_stop(pl_sessions_loop *l)
         }
         opening_free(o);
     }
+    if (!l->notices) /* then the controller may be gone already */
+        return;
     uv_mutex_lock(&l->s->notice_lock);
     while (l->notices) {
         pl_close_notice *n = l->notices;

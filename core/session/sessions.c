@@ -50,6 +50,31 @@ bool pl_sessions_store_lost(pl_sessions *s, int rc)
     return lost;
 }
 
+int pl_sessions_post(pl_sessions *s, pl_message *m)
+{
+    atomic_fetch_add(&s->posted, 1);
+    int rc = pl_mailbox_post(s->c.control_mailbox, m);
+    if (rc != 0)
+        atomic_fetch_sub(&s->posted, 1);
+    return rc;
+}
+
+static void destroy(pl_sessions *s)
+{
+    pl_closer_free(s->closer);
+    uv_mutex_destroy(&s->hist_lock);
+    uv_mutex_destroy(&s->notice_lock);
+    free(s);
+}
+
+bool pl_sessions_arrived(pl_sessions *s)
+{
+    bool freed = s->freed;
+    if (atomic_fetch_sub(&s->posted, 1) == 1 && freed)
+        destroy(s);
+    return freed;
+}
+
 void pl_sessions_latency(pl_sessions *s, pl_hist *h, uint64_t ns)
 {
     uv_mutex_lock(&s->hist_lock); /* one writer at a time */
@@ -137,6 +162,10 @@ static void extend(pl_message *m, void *ctx)
     (void)ctx;
     verdict *v = (verdict *)m;
     pl_sessions *s = v->s;
+    if (pl_sessions_arrived(s)) {
+        free(v);
+        return;
+    }
     pl_session_note note;
     pl_store_errand *e = s->store && !atomic_load(&s->stopping)
                              ? pl_store_errand_new(s, s->store, &s->errands, &v->name)
@@ -190,7 +219,7 @@ void pl_sessions_expire(pl_sessions *s, const pl_session_name *name, const pl_bi
             v->s = s;
             v->b = next;
             v->name = pl_session_name_copy(name, v->bytes);
-            if (pl_mailbox_post(s->c.control_mailbox, &v->message) == 0)
+            if (pl_sessions_post(s, &v->message) == 0)
                 return;
             free(v);
         }
@@ -226,6 +255,8 @@ static void close_list(pl_sessions *s, pl_registered *list, pl_close_cause cause
 
 void pl_sessions_engine_gone(pl_sessions *s, pl_engine *e)
 {
+    if (!s)
+        return;
     close_list(s, pl_registry_pick(s->registry, e, 0, 0), PL_CLOSE_GONE);
     pl_closer_engine_gone(s->closer, e);
 }
@@ -245,11 +276,11 @@ int pl_sessions_new(const pl_sessions_config *c, pl_sessions **out)
     if (!s)
         return PL_ENOMEM;
     s->c = *c;
+    uv_mutex_init(&s->hist_lock);
+    uv_mutex_init(&s->notice_lock);
     s->gate = pl_gate_new();
     s->registry = pl_registry_new();
     s->closer = pl_closer_new(s);
-    uv_mutex_init(&s->hist_lock);
-    uv_mutex_init(&s->notice_lock);
     if (!s->gate || !s->registry || !s->closer) {
         pl_sessions_free(s);
         return PL_ENOMEM;
@@ -297,17 +328,24 @@ void pl_sessions_free(pl_sessions *s)
     pl_wheel_cancel(s->c.control_wheel, &s->look_timer);
     pl_wheel_cancel(s->c.control_wheel, &s->stop_timer);
     pl_store_errands_cancel(&s->errands);
-    pl_closer_free(s->closer);
     pl_registry_free(s->registry);
     pl_gate_free(s->gate);
-    uv_mutex_destroy(&s->hist_lock);
-    uv_mutex_destroy(&s->notice_lock);
-    free(s);
+    s->freed = true;
+    if (atomic_load(&s->posted) == 0)
+        destroy(s);
 }
 
 const pl_sessions_stats *pl_sessions_stats_of(const pl_sessions *s)
 {
     return &s->stats;
+}
+
+double pl_binding_held_tokens(const pl_binding *b)
+{
+    pl_session_note note;
+    return b->kind == PL_SESSION_ENGINE_BACKED && pl_session_note_read(&b->note, &note)
+               ? note.held_tokens
+               : -1;
 }
 
 const pl_hist *pl_sessions_open_latency(const pl_sessions *s)

@@ -224,7 +224,9 @@ struct pl_sessions {
     pl_timer look_timer;
     unsigned looks; /* under way */
     _Atomic bool stopping;
-    _Atomic int outage; /* 1: the store is out of reach, and that was told */
+    _Atomic unsigned posted; /* messages to the control thread that have not arrived */
+    bool freed;              /* the last of those frees the struct */
+    _Atomic int outage;      /* 1: the store is out of reach, and that was told */
     uv_mutex_t hist_lock, notice_lock;
     pl_hist open_latency, close_latency;
     pl_timer stop_timer;
@@ -243,6 +245,11 @@ struct pl_sessions_loop {
     pl_store_errands errands;
 };
 
+/* To the control thread; 0, or PL_ECANCELLED: it takes none any more. */
+int pl_sessions_post(pl_sessions *s, pl_message *m);
+/* One of those has arrived. True: too late, the controller is freed (and s gone, maybe): drop it.
+ */
+bool pl_sessions_arrived(pl_sessions *s);
 /* The store answered (well or that it cannot): keeps account of outages. True: out of reach. */
 bool pl_sessions_store_lost(pl_sessions *s, int rc);
 void pl_sessions_latency(pl_sessions *s, pl_hist *h, uint64_t ns);

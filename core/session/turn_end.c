@@ -197,6 +197,8 @@ void pl_turn_end(pl_turn *t, pl_turn_end_kind how, const pl_history *history, do
     t->in = NULL;
     in->t = NULL;
     in->how = how;
+    if (t->wish) /* it may have become so meanwhile */
+        in->closes = t->wish->action == PL_WISH_CLOSE || t->wish->final;
     if (how == PL_TURN_POISONED)
         pl_count(&in->s->stats.poisoned);
     if (how == PL_TURN_ABORTED)

@@ -25,15 +25,7 @@ static void closes_after_the_turn(void **state)
         char want[400], name[PL_ENGINE_SESSION_MAX];
         rig_session(&r, "s", 0, 60000);
         assert_int_equal(turn_begin(&t, r.a.l[0], "s", rows[i].action), 0);
-        t.wish.final = rows[i].final;
-        if (rows[i].final) { /* it is read at begin */
-            pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
-            turn_begin(&t, r.a.l[0], "x", PL_WISH_TURN);
-            pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
-            t.wish.final = true;
-            t.wish.id = t.t.name.id = PL_STR("s");
-            assert_int_equal(pl_turn_begin(r.a.l[0], &t.t), 0);
-        }
+        t.wish.final = rows[i].final; /* it counts at the end */
         pl_turn_engine_id(&t.t, name);
         pl_turn_sent(&t.t, rig_worker(&r, 0), 60000);
         rig_pass(&r, 1000);
@@ -584,15 +576,20 @@ static void an_engine_that_leaves_and_does_not_answer(void **state)
     (void)state;
     rig r;
     rig_open(&r, NULL, false);
+    turn t;
     rig_session(&r, "s", 0, 600000);
+    rig_session(&r, "closing", 0, 600000);
     r.f[0].on_close = FAKE_DEAF;
+    assert_int_equal(turn_begin(&t, r.a.l[0], "closing", PL_WISH_CLOSE), 0);
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    rig_pass(&r, 30000);
     pl_engine_ref(r.e[0]);
     assert_int_equal(pl_fleet_remove(r.fleet, r.e[0]), 0);
     pl_sessions_engine_gone(r.a.s, r.e[0]);
     rig_pass(&r, 4000);
-    assert_int_equal(rig_worker(&r, 0)->sessions, 1);
-    rig_wait_pass(&r, 20000, rig_worker(&r, 0)->sessions == 0); /* not ten minutes */
-    assert_int_equal(count(&stats(&r.a)->close_given_up), 1);
+    assert_int_equal(rig_worker(&r, 0)->sessions, 2);
+    rig_wait_pass(&r, 40000, rig_worker(&r, 0)->sessions == 0); /* not ten minutes */
+    assert_int_equal(count(&stats(&r.a)->close_given_up), 2);
     assert_int_equal(count(&stats(&r.a)->closes[PL_CLOSE_GONE]), 1);
     pl_engine *e = r.e[0];
     rig_pass(&r, 6000);
@@ -663,7 +660,7 @@ static void the_stop_of_one_of_several_routers(void **state)
     pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
     /* and no new ones */
     assert_int_equal(turn_begin(&t, r.a.l[0], "new", PL_WISH_OPEN), 0);
-    assert_int_equal(turn_open(&t, rig_worker(&r, 0), 60000), PL_ECONNECT);
+    assert_int_equal(turn_open(&t, rig_worker(&r, 0), 60000), PL_ECANCELLED);
     pl_turn_end(&t.t, PL_TURN_FAILED, NULL, -1);
     router_close(&r.a);
     assert_int_equal(r.f[0].open_n, 1);
@@ -714,6 +711,41 @@ static void loops_that_end(void **state)
     rig_close(&r);
 }
 
+/* A loop gives up a session when the control thread takes messages for the last time. */
+static void what_comes_after_the_end(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL, true);
+    turn t;
+    router *x = &r.b;
+    rig_opened(&r, x, &t, "s", 0, 5000);
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    rig_opened(&r, x, &t, "t", 0, 60000);
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    pl_binding b;
+    assert_true(rig_peek(&r, "s", &b));
+    assert_true(pl_binding_held_tokens(&b) == 0);
+    pl_sessions_stop(x->s, false, 0, rig_on_stopped, &r);
+    rig_wait_pass(&r, 100, r.stopped == 1);
+    assert_int_equal(turn_begin(&t, x->l[0], "t", PL_WISH_CLOSE), 0);
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    pl_session_name name = {PL_STR("acme"), PL_STR("s")};
+    pl_sessions_expire(x->s, &name, &b, PL_EXTEND, 1);
+    pl_sessions_loop_free(x->l[0]);
+    pl_sessions_loop_free(x->l[1]);
+    pl_sessions_free(x->s);
+    rig_settle(&r); /* now the messages run */
+    for (int i = 0; i < 2; i++)
+        pl_mailbox_close(&x->mailbox[i]);
+    pl_mailbox_close(&x->control);
+    rig_settle(&r);
+    router_destroy(x);
+    assert_int_equal(rig_worker(&r, 0)->sessions, 0);
+    router_open(x, &r);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -740,6 +772,7 @@ int main(void)
         cmocka_unit_test(the_stop_does_not_wait_for_ever),
         cmocka_unit_test(the_stop_of_one_of_several_routers),
         cmocka_unit_test(loops_that_end),
+        cmocka_unit_test(what_comes_after_the_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
