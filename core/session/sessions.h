@@ -111,16 +111,11 @@ const pl_hist *pl_sessions_close_latency(const pl_sessions *s); /* of close RPCs
 void pl_sessions_expire(pl_sessions *s, const pl_session_name *name, const pl_binding *b,
                         int action, double seconds);
 
-<<<<<<< HEAD
-/* The engine leaves: its sessions are closed on it, as far as it still answers. Their bindings
- * stay: the next turn finds that its worker is gone. Control thread. */
-=======
 /* Of an engine-backed binding, as last reported; -1: of another, or not known. */
 double pl_binding_held_tokens(const pl_binding *b);
 
 /* The engine leaves: its sessions are closed on it, as far as it still answers. Their bindings
  * stay: the next turn finds that its worker is gone. Control thread. s NULL is fine. */
->>>>>>> lifecycle
 void pl_sessions_engine_gone(pl_sessions *s, pl_engine *e);
 
 /* Closes one by name, for the admin API. Control thread, with the control thread's store handle.
