@@ -397,6 +397,8 @@ void pl_router_free(pl_router *r)
         uv_thread_join(&r->loops[i].thread);
     for (int i = 0; i < r->signals_n; i++)
         uv_close((uv_handle_t *)&r->signals[i], NULL);
+    for (int i = r->running; i < r->loops_inited; i++)
+        pl_affinity_loop_stop(&r->loops[i]); /* they never ran */
     pl_affinity_free(r);
     if (r->control_ready)
         pl_mailbox_close(&r->control_mailbox); /* runs what the threads still reported */

@@ -60,8 +60,9 @@ struct pl_router {
     pl_queue *queue;
     pl_shared *shared;
     struct pl_store *store; /* the control thread's handle */
+    struct pl_redis *redis; /* NULL with a memory store */
     struct pl_sessions *sessions;
-    pl_timer store_timer; /* expiry */
+    pl_timer store_timer; /* expiry in memory */
     pl_loop *loops;
     int loops_n;
     uv_loop_t control;

@@ -42,6 +42,7 @@
 
 #include <uv.h>
 
+#include "base/hist.h"
 #include "base/wheel.h"
 #include "session/store.h"
 
@@ -114,5 +115,7 @@ typedef struct pl_redis_stats {
     _Atomic uint64_t handles_down;                   /* now */
 } pl_redis_stats;
 const pl_redis_stats *pl_redis_stats_of(const pl_redis *r);
+/* Adds how long calls took, all handles together, to `into`. Any thread. */
+void pl_redis_latency(const pl_redis *r, pl_hist *into);
 
 #endif

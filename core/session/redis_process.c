@@ -90,6 +90,10 @@ void pl_redis_free(pl_redis *r)
     free(r->prefix);
     pl_buf_free(&r->hello);
     pl_known_free(r->known);
+    for (pl_redis_account *p = atomic_load(&r->accounts), *next; p; p = next) {
+        next = p->next;
+        free(p);
+    }
     free(r);
 }
 

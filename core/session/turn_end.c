@@ -103,6 +103,8 @@ static int cause_of(const pl_turn_inner *in)
 void pl_turn_release(pl_turn_inner *in)
 {
     bool restore = in->note.extended_ms && in->note.ttl_ms;
+    if (in->spoiled)
+        in->note.history.form = PL_HISTORY_LOST;
     in->call.binding = in->binding;
     if (in->note.nonce) {
         pl_session_note note = in->note;
