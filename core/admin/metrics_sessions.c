@@ -58,7 +58,7 @@ static void shared_store(pl_text *t, const pl_redis *redis, int handles)
     } list[] = {
         {"calls", "Commands that the shared store was asked", &s->calls},
         {"timeouts", "Of those, not answered in time", &s->timeouts},
-        {"unavailable", "Calls that found the shared store out of reach", &s->unavailable},
+        {"out_of_reach", "Calls that found the shared store out of reach", &s->unavailable},
         {"refused", "Commands that the shared store answered with an error", &s->refused},
         {"outages", "Connections to the shared store that were lost or not made", &s->outages},
         {"cached", "Calls answered from a binding read moments ago", &s->cached},

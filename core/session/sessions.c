@@ -36,17 +36,8 @@ void pl_sessions_options_default(pl_sessions_options *o)
 bool pl_sessions_store_lost(pl_sessions *s, int rc)
 {
     bool lost = rc == PL_EUNAVAILABLE || rc == PL_ETIMEOUT;
-    if (lost) {
+    if (lost)
         pl_count(&s->stats.store_unavailable);
-        if (atomic_exchange(&s->outage, 1) == 0)
-            pl_log(PL_LOG_WARN, "session_store_lost",
-                   "the session store does not answer (%s): requests go where a hash of their "
-                   "session says",
-                   pl_strerror(rc));
-    } else if (atomic_load_explicit(&s->outage, memory_order_relaxed) &&
-               atomic_exchange(&s->outage, 0)) {
-        pl_log(PL_LOG_INFO, "session_store_back", "the session store answers again");
-    }
     return lost;
 }
 

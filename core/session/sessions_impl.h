@@ -232,7 +232,6 @@ struct pl_sessions {
     _Atomic bool stopping;
     _Atomic unsigned posted; /* messages to the control thread that have not arrived */
     bool freed;              /* the last of those frees the struct */
-    _Atomic int outage;      /* 1: the store is out of reach, and that was told */
     uv_mutex_t hist_lock, notice_lock;
     pl_hist open_latency, close_latency;
     pl_timer stop_timer;
@@ -256,7 +255,7 @@ int pl_sessions_post(pl_sessions *s, pl_message *m);
 /* One of those has arrived. True: too late, the controller is freed (and s gone, maybe): drop it.
  */
 bool pl_sessions_arrived(pl_sessions *s);
-/* The store answered (well or that it cannot): keeps account of outages. True: out of reach. */
+/* Is this a store's answer that says it is out of reach? Counted; the store has logged it. */
 bool pl_sessions_store_lost(pl_sessions *s, int rc);
 void pl_sessions_settled(pl_sessions *s, uint64_t version); /* control thread; 0: not expired */
 void pl_sessions_latency(pl_sessions *s, pl_hist *h, uint64_t ns);
