@@ -223,7 +223,7 @@ const pl_key pl_config_session_keys[] = {
      .help = "of every key; routers with the same one share their sessions"},
     {"redis.timeout_seconds", PL_KEY_MS, C(redis.command_ms), 0.001, 60, "seconds",
      .help = "of one command; then the store counts as out of reach until it answers"},
-    {"redis.connect_timeout_seconds", PL_KEY_MS, C(redis.connect_ms), 0.01, 60, "seconds",
+    {"redis.connect_seconds", PL_KEY_MS, C(redis.connect_ms), 0.01, 60, "seconds",
      .help = "to connect and log in"},
     {"redis.cache_seconds", PL_KEY_MS, C(redis.staleness_ms), 0, 60, "seconds",
      .help = "a router-only binding is believed for so long; 0: every turn asks"},
