@@ -25,6 +25,8 @@ static void publish(void *ctx, pl_view *v)
     for (int i = 0; i < r->loops_inited; i++)
         pl_loop_send_view(&r->loops[i], pl_view_ref(v));
     pl_view_unref(v);
+    if (r->redis)
+        pl_redis_distrust(r->redis);
     if (r->health)
         pl_health_sync(r->health);
 }
@@ -203,6 +205,8 @@ static int open_loops(pl_router *r, pl_vm **vms, pl_errbuf *eb)
 static void on_health_changed(void *ctx, pl_engine *e)
 {
     pl_router *r = ctx;
+    if (r->redis)
+        pl_redis_distrust(r->redis);
     if (atomic_load(&e->health) == PL_HEALTH_UP)
         pl_queue_wake_all(r->queue);
 }

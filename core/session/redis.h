@@ -85,6 +85,10 @@ int pl_redis_new(const pl_redis_options *o, pl_redis **out, pl_errbuf *eb);
 /* After the last handle was freed, and not from inside a callback of one. NULL is fine. */
 void pl_redis_free(pl_redis *r);
 
+/* Workers have changed, so other routers may have moved sessions this moment: what was heard before
+ * is asked for again. Any thread. */
+void pl_redis_distrust(pl_redis *r);
+
 /* A handle for this loop, used on its thread only, as is everything of pl_store. Connects at once.
  * sweeps: expired() runs on this loop; at least one handle of a process should. pl_store_advance
  * asks for what is due now instead of within a second (handles that sweep).

@@ -97,6 +97,11 @@ void pl_redis_free(pl_redis *r)
     free(r);
 }
 
+void pl_redis_distrust(pl_redis *r)
+{
+    pl_known_distrust(r->known, pl_clock_now_ns(r->o.clock));
+}
+
 const pl_redis_stats *pl_redis_stats_of(const pl_redis *r)
 {
     return &r->stats;

@@ -101,6 +101,23 @@ test('turns through both routers go to the session, trimmed, one at a time', asy
   assert.deepEqual(holder.order, [`open ${id}`, ...Array(6).fill([`turn ${id}`, `end ${id}`]).flat()]);
 });
 
+test('an engine is drained: sessions move once, though both routers remember where they were', async (t) => {
+  const { a, b } = await fleet(t, { n: 4, policy: 'round_robin', redis: { cache_seconds: 30 } });
+  const ids = Array.from({ length: 12 }, (_, i) => `s${i}`);
+  const where = {};
+  for (const id of ids) {
+    where[id] = workerOf(await named(a, id));
+    assert.equal(workerOf(await named(b, id)), where[id]);
+  }
+  const gone = where.s0;
+  for (const router of [a, b]) assert.equal((await post(`${router.admin}/engines/${gone}/drain`)).status, 200);
+  for (const id of ids) {
+    const moved = workerOf(await named(a, id));
+    assert.equal(workerOf(await named(b, id)), moved, id);
+    assert.equal(moved === where[id], where[id] !== gone, id);
+  }
+});
+
 test('an expired session is closed once, whoever opened it', async (t) => {
   const { store, engines, all, a, b } = await fleet(t);
   for (let i = 0; i < 6; i++) {
