@@ -114,10 +114,14 @@ void pl_redis_counts(pl_redis_handle *h, const redisReply *r)
 
 static bool put_without(pl_redis_handle *h, pl_store_call *c)
 {
-    if (c->binding.kind != PL_SESSION_ROUTER_ONLY || c->when == PL_STORE_IF_VERSION)
+    if (c->binding.kind != PL_SESSION_ROUTER_ONLY)
         return false;
     pl_redis *r = h->r;
     c->had_old = pl_known_stale(r->known, &c->name, false, now_ns(h), &c->old);
+    if (c->when == PL_STORE_IF_VERSION && !(c->had_old && c->old.version == c->version)) {
+        c->had_old = false; /* what the server has is not known */
+        return false;
+    }
     if (c->had_old && c->when == PL_STORE_IF_ABSENT) {
         c->result = PL_EEXISTS;
         return true;
@@ -350,6 +354,11 @@ static int read_reply(pl_redis_handle *h, pl_store_call *c, const redisReply *r,
                         pl_redis_int(r->element[7]) == 1;
             learn(h, c, &c->binding, c->op == PL_STORE_GET || c->op == PL_STORE_RELEASE);
         } else if (code == PL_ENOTFOUND && (c->op == PL_STORE_GET || c->op == PL_STORE_PEEK)) {
+            /* the server came back empty, and this one's turn to be written has not come yet */
+            c->stale =
+                pl_known_owed(h->r->known, &c->name, c->op == PL_STORE_GET, at_ns, &c->binding);
+            if (c->stale)
+                return 0;
             pl_known_forget(h->r->known, &c->name);
         }
         return code;

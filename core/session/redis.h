@@ -15,13 +15,14 @@
  * call->stale. So a session that was opened before the outage keeps its worker on every router that
  * has served it before; on another router its first turn finds PL_EUNAVAILABLE and falls to the
  * caller's deterministic choice, which is the wrong worker unless that choice was made when it was
- * opened, too. A router-only PUT answers 0 with call->stale: remembered here, found by GET, and
- * written when the server is back unless the session is bound there by then (the server's wins).
- * Since every router makes the same deterministic choice, sessions opened during an outage meet
- * without a server. Engine-backed PUTs, all LEASEs and RELEASEs and REMOVEs are PL_EUNAVAILABLE:
- * what the engine holds cannot be agreed on without the store. A server that comes back empty gets
- * the router-only sessions that were used meanwhile; the engine-backed ones are forgotten, and the
- * engine's own timeout frees them.
+ * opened, too. A router-only PUT answers 0 with call->stale (with
+ * `when` judged by what is known here; IF_VERSION by that very binding): remembered here, found by
+ * GET, and written when the server is back unless the session is bound there by then (the server's
+ * wins). Since every router makes the same deterministic choice, sessions opened during an outage
+ * meet without a server. Engine-backed PUTs, all LEASEs and RELEASEs and REMOVEs are
+ * PL_EUNAVAILABLE: what the engine holds cannot be agreed on without the store. A server that comes
+ * back empty gets the router-only sessions that were used meanwhile; the engine-backed ones are
+ * forgotten, and the engine's own timeout frees them.
  *
  * Why GET and PEEK may be answered from memory, up to staleness_ms old, for router-only bindings
  * alone: a stale one costs a cache miss; a stale engine-backed one would send a turn to a session

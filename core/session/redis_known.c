@@ -271,6 +271,19 @@ bool pl_known_stale(pl_known *k, const pl_session_name *n, bool get, uint64_t no
     return ok;
 }
 
+bool pl_known_owed(pl_known *k, const pl_session_name *n, bool get, uint64_t now_ns,
+                   pl_binding *out)
+{
+    uint64_t hash = hash_of(k, n);
+    part *p = lock_part(k, hash);
+    entry *e = find(k, p, n, hash);
+    bool ok = e && e->writing != WRITTEN && e->b.deadline_ns > now_ns;
+    if (ok)
+        tell(p, e, get, now_ns, out);
+    pthread_mutex_unlock(&p->lock);
+    return ok;
+}
+
 bool pl_known_bind(pl_known *k, const pl_session_name *n, pl_binding *b, uint64_t now_ns)
 {
     uint64_t hash = hash_of(k, n);

@@ -34,6 +34,9 @@ uint32_t pl_known_turns(pl_known *k, const pl_session_name *n);
  * written. */
 bool pl_known_stale(pl_known *k, const pl_session_name *n, bool get, uint64_t now_ns,
                     pl_binding *out);
+/* Back again: what was bound or used in the outage and is still to be written. */
+bool pl_known_owed(pl_known *k, const pl_session_name *n, bool get, uint64_t now_ns,
+                   pl_binding *out);
 /* In an outage: b (router-only) is bound from now on, and to be written; completes b. False when
  * out of memory. */
 bool pl_known_bind(pl_known *k, const pl_session_name *n, pl_binding *b, uint64_t now_ns);
