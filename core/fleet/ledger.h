@@ -19,7 +19,13 @@ typedef struct pl_worker_state {
     char name[160]; /* "engine" or "engine/rank" */
     _Atomic int32_t inflight;
     _Atomic int32_t streams;
-    _Atomic int64_t queued_prefill_tokens;
+    _Atomic int64_t queued_prefill_tokens; /* uncached ones of requests without a first token */
+    _Atomic int64_t decode_blocks; /* KV blocks of requests under way: prompt and generated */
+    _Atomic int32_t block_tokens;  /* of its KV blocks; 0: not known, PL_LEDGER_BLOCK_TOKENS */
+    _Atomic int kv_trust;          /* enum pl_kv_trust of policy_abi.h; set by the KV feed */
+    /* the engine's own gauges, see gauges.h; -1 until they were read */
+    _Atomic double running_requests, waiting_requests, kv_usage;
+    _Atomic uint64_t gauges_at_ns;            /* machine clock; 0: never */
     _Atomic uint64_t requests;                /* sent, ever */
     _Atomic int32_t sessions;                 /* engine-backed ones that this router opened on it */
     _Atomic int64_t session_tokens;           /* they hold, as last reported */
@@ -30,6 +36,8 @@ typedef struct pl_worker_state {
 /* Each new sample moves an average by this share of the difference: the last ten or so samples
  * count. The first sample is taken whole. */
 #define PL_LEDGER_EWMA_SHARE 0.125
+/* The block size that engines of unknown size are taken to have. */
+#define PL_LEDGER_BLOCK_TOKENS 16
 /* Shorter prompts say more about latency than about the prefill rate. */
 #define PL_LEDGER_MIN_RATE_TOKENS 64
 

@@ -132,7 +132,7 @@ static pl_pin pin_of(const pl_decider *d, const pl_ask *ask, uint64_t now_ns)
     return pin == PL_PIN_HELD && !ask->pin_must && d->vm && pl_vm_soft(d->vm) ? PL_PIN_SOFT : pin;
 }
 
-void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out)
+static void choose(pl_decider *d, pl_ask *ask, pl_decision *out)
 {
     uint64_t now_ns = pl_clock_now_ns(d->o.clock);
     memset(out, 0, offsetof(pl_decision, reason) + 1);
@@ -165,4 +165,14 @@ void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out)
     else
         decided(out, pl_decide_least_loaded(ask, &d->o, now_ns),
                 pin == PL_PIN_FULL ? SPILL : "least_loaded", false);
+}
+
+void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out)
+{
+    ask->hits = NULL;
+    choose(d, ask, out);
+    out->cached_tokens = 0;
+    if (out->kind == PL_DECIDED && ask->hits &&
+        ask->hits[out->worker->slot].stamp == ask->hits_stamp)
+        out->cached_tokens = ask->hits[out->worker->slot].device;
 }

@@ -44,6 +44,13 @@ uint64_t pl_decider_generation(const pl_decider *d);
 const char *pl_decider_policy_name(
     const pl_decider *d); /* "least_loaded (built in)" while there is none or it is suspended */
 
+/* What one worker holds of a request's prompt, in tokens. */
+typedef struct pl_kv_hit {
+    uint32_t stamp; /* of the match that it belongs to; another: it holds nothing */
+    uint32_t device, host,
+        disk; /* host: further ones behind those on the device; disk: behind those */
+} pl_kv_hit;
+
 /* One request across its decisions. The owner fills the upper part once. */
 typedef struct pl_ask {
     struct pl_req req;
@@ -56,7 +63,14 @@ typedef struct pl_ask {
     struct pl_session session;
     pl_str session_parent; /* {NULL,0}: none */
     pl_worker_state *pin;  /* where its session is bound; NULL: nowhere, or that is gone */
-    bool pin_must;   /* an engine's session: nowhere else (else a policy may spill, see below) */
+    bool pin_must; /* an engine's session: nowhere else (else a policy may spill, see below) */
+    /* Who holds what of the prompt: an array by slot, with the stamp of this match. Asked once in
+     * each decision that a policy takes part in, before the records are filled; good until the
+     * decision is over. NULL: nobody knows. */
+    const pl_kv_hit *(*match)(void *ctx, uint32_t *stamp);
+    void *match_ctx;
+    const pl_kv_hit *hits; /* the decider's: the last match */
+    uint32_t hits_stamp;
     bool wants_open; /* only workers that can hold one more session are eligible */
     bool (*can_open)(void *ctx, const pl_worker_state *w); /* asked then */
     void *can_open_ctx;
@@ -75,8 +89,9 @@ typedef struct pl_decision {
     pl_outcome_kind kind;
     pl_worker_state *worker;
     double wait_seconds, retry_after_seconds;
-    bool spilled;  /* the pin is at its cap: this turn goes elsewhere, the binding stays */
-    bool all_busy; /* with PL_ASK_QUEUE: for want of capacity, not by admit */
+    bool spilled;         /* the pin is at its cap: this turn goes elsewhere, the binding stays */
+    bool all_busy;        /* with PL_ASK_QUEUE: for want of capacity, not by admit */
+    double cached_tokens; /* of the worker, as matched; 0: none, or nobody asked */
     double shrink_max_tokens; /* -1, or the output limit to put into the body */
     char reason[PL_REASON_MAX + 1];
     bool by_policy; /* false: the binding or a fallback decided */
