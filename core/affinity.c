@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <xxhash.h>
-
 #include "base/clock.h"
 #include "http/request.h"
 
@@ -38,14 +36,13 @@ static void judge(pl_message *m, void *ctx)
     const pl_session_name name = name_of(e);
     const pl_binding *b = &e->binding;
     uint64_t now = pl_now_ns();
-    uint64_t h = e->hash >> 12;
     const struct pl_session s = {
         .age_seconds = now > b->opened_at_ns ? (double)(now - b->opened_at_ns) / 1e9 : 0,
         .idle_seconds = now > b->used_at_ns ? (double)(now - b->used_at_ns) / 1e9 : 0,
         .ttl_seconds = b->ttl_ms / 1e3,
         .held_tokens = -1,
-        .id_hash = (double)(h ? h : 1),
-        .parent_hash = (double)(b->parent_hash >> 12),
+        .id_hash = (double)e->hash,
+        .parent_hash = (double)b->parent_hash,
         .turn = (int32_t)b->turns,
         .kind = PL_ENGINE_BACKED,
         .bound_slot = b->slot,
@@ -73,8 +70,7 @@ static void on_expiring(void *ctx, const pl_session_name *name, const pl_binding
                         .binding = *b,
                         .tenant_n = name->tenant.n,
                         .id_n = name->id.n};
-        e->hash = XXH3_64bits_withSeed(name->id.p, name->id.n,
-                                       XXH3_64bits(name->tenant.p, name->tenant.n));
+        e->hash = pl_session_name_hash(name);
         memcpy(e->names, name->tenant.p, name->tenant.n);
         memcpy(e->names + name->tenant.n, name->id.p, name->id.n);
         pl_loop *l = &r->loops[e->hash % (uint64_t)r->loops_n];

@@ -214,6 +214,7 @@ static void touch(pl_radix *r, pl_radix_node *n)
     leaf_moved(r, n);
 }
 
+/* n is no leaf that could be evicted: its place does not change. */
 static void retain(pl_radix *r, pl_radix_node *n, int64_t until_us)
 {
     uint64_t until = (uint64_t)until_us ^ 1ull << 63; /* in the order of signed numbers */
@@ -228,7 +229,6 @@ static void retain(pl_radix *r, pl_radix_node *n, int64_t until_us)
     }
     pl_heap_push(&r->retained, &n->due); /* room was made with the node */
     r->retained_tokens += n->n;
-    leaf_moved(r, n);
 }
 
 static void release(pl_radix *r, pl_radix_node *n)

@@ -198,7 +198,8 @@ return function(policy, st)
   local function make(...)
     local text = (HEAD .. table.concat({ ... })):gsub("%$([A-Z_]+)", substitutes)
     return assert(loadstring(text, "=perilune.harness"))(policy, st, boot.verdict[0], records.req, records.fleet,
-      records.workers, records.cost, records.fault, records.outcome, records.session, bad, ffi.copy, bit.band, api.now_ns, boot.vm)
+      records.workers, records.cost, records.fault, records.outcome, records.session, bad, ffi.copy, bit.band,
+      api.now_ns, boot.vm)
   end
   local harness = {}
   if policy.admit or policy.route or policy.score then

@@ -1,181 +1,6 @@
 /* Sessions of the simulated engine: what a turn finds and holds, refusals, aborts, closing and
- * timing out in every state, pressure on the pool, retention, and random storms of all of it
- * against a plain model of each conversation. */
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
-#include <stdint.h>
-#include <cmocka.h>
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/buf.h"
-#include "base/rng.h"
-#include "engine/sim.h"
-
-#define SECOND 1000000
-
-typedef struct watch {
-    pl_sim *sim;
-    pl_sim_req *req;
-    int id, tokens, finished, refused, cached;
-    int64_t first_us, end_us;
-    pl_buf *log;
-    const char *close_at_first; /* closes this session at the first token */
-    const char *open_at_end;    /* opens it when it finishes */
-} watch;
-
-static void on_tokens(void *user, int64_t now_us, int from, int n)
-{
-    watch *w = user;
-    assert_int_equal(from, w->tokens);
-    if (!w->tokens) {
-        w->first_us = now_us;
-        if (w->close_at_first)
-            assert_true(pl_sim_close(w->sim, now_us, pl_str_c(w->close_at_first)));
-    }
-    w->tokens += n;
-    if (w->log)
-        assert_int_equal(pl_buf_addf(w->log, "%lld %d t%d\n", (long long)now_us, w->id, from), 0);
-}
-
-static void on_finish(void *user, int64_t now_us, pl_sim_finish why)
-{
-    watch *w = user;
-    assert_non_null(w->req);
-    w->cached = pl_sim_cached_tokens(w->req);
-    w->req = NULL;
-    w->finished++;
-    w->refused += why == PL_SIM_REFUSED;
-    w->end_us = now_us;
-    if (w->open_at_end)
-        assert_int_equal(pl_sim_open(w->sim, now_us,
-                                     &(pl_sim_session){.id = pl_str_c(w->open_at_end),
-                                                       .streaming = true,
-                                                       .timeout_us = -1}),
-                         0);
-    if (w->log)
-        assert_int_equal(
-            pl_buf_addf(w->log, "%lld %d end %d\n", (long long)now_us, w->id, w->cached), 0);
-}
-
-static const pl_sim_events events = {on_tokens, on_finish};
-
-/* 1,000 us a step and 10 a prefilled token. */
-static pl_sim_options options(void)
-{
-    pl_sim_options o;
-    pl_sim_options_default(&o);
-    o.timing = (pl_timing){"test", 1000, 10, 0, 100, 0, 0};
-    o.page_tokens = 4;
-    o.pool_tokens = 400;
-    o.max_running = 8;
-    o.max_batch_tokens = 64;
-    return o;
-}
-
-static pl_sim *engine(const pl_sim_options *o)
-{
-    pl_sim *s;
-    pl_errbuf eb;
-    assert_int_equal(pl_sim_new(o, &s, &eb), 0);
-    return s;
-}
-
-static void fill(uint32_t *t, int n, uint32_t salt)
-{
-    for (int i = 0; i < n; i++)
-        t[i] = salt * 1000003u + (uint32_t)i;
-}
-
-static int64_t drain(pl_sim *s, int64_t until)
-{
-    int64_t next;
-    while ((next = pl_sim_next_us(s)) <= until && next != INT64_MAX) {
-        pl_sim_step(s, next);
-        pl_sim_check(s);
-    }
-    pl_sim_step(s, until);
-    pl_sim_check(s);
-    return until;
-}
-
-static int open_session(pl_sim *s, int64_t now, const char *id, int64_t timeout_us)
-{
-    return pl_sim_open(
-        s, now, &(pl_sim_session){.id = pl_str_c(id), .streaming = true, .timeout_us = timeout_us});
-}
-
-/* Why a turn is refused; NULL: *slot is for it. */
-static const char *ask_slot(pl_sim *s, int64_t now, const pl_sim_turn *turn, pl_sim_slot **slot)
-{
-    static pl_errbuf why;
-    *slot = pl_sim_turn_slot(s, now, turn, &why);
-    return *slot ? NULL : why.text;
-}
-
-static int turn(watch *w, int64_t now, const char *id, const uint32_t *t, int n, int out)
-{
-    pl_sim_slot *slot;
-    const char *why = ask_slot(w->sim, now, &(pl_sim_turn){.id = pl_str_c(id)}, &slot);
-    if (why)
-        fail_msg("%s", why);
-    pl_sim_ask ask = {.tokens = t, .n = n, .output_tokens = out, .out_seed = 7, .slot = slot};
-    return pl_sim_ask_for(w->sim, now, &ask, &events, w, &w->req);
-}
-
-/* A turn from start to end; what it found. */
-static int whole_turn(pl_sim *s, int64_t now, const char *id, uint32_t salt, int n, int out)
-{
-    uint32_t t[400];
-    fill(t, n, salt);
-    watch w = {.sim = s};
-    assert_int_equal(turn(&w, now, id, t, n, out), 0);
-    drain(s, now + SECOND);
-    assert_int_equal(w.finished, 1);
-    assert_int_equal(w.tokens, out);
-    return w.cached;
-}
-
-static int plain(pl_sim *s, int64_t now, const uint32_t *t, int n, int out)
-{
-    watch w = {.sim = s};
-    assert_int_equal(pl_sim_submit(s, now, t, n, out, 0, 7, &events, &w, &w.req), 0);
-    drain(s, now + SECOND);
-    assert_int_equal(w.finished, 1);
-    return w.cached;
-}
-
-typedef struct looked_up {
-    const char *id;
-    pl_sim_slot_info info;
-    bool found;
-} looked_up;
-
-static void look(void *user, const pl_sim_slot_info *info)
-{
-    looked_up *l = user;
-    if (pl_str_eq(info->session.id, pl_str_c(l->id))) {
-        l->info = *info;
-        l->found = true;
-    }
-}
-
-static looked_up info_of(const pl_sim *s, const char *id)
-{
-    looked_up l = {.id = id};
-    pl_sim_each_slot(s, look, &l);
-    return l;
-}
-
-static pl_sim_stats stats(const pl_sim *s)
-{
-    pl_sim_stats st;
-    pl_sim_stats_of(s, &st);
-    return st;
-}
+ * timing out in every state, pressure on the pool, retention. Storms are in test_sim_storm.c. */
+#include "sim_watch.h"
 
 static void test_turns(void **state)
 {
@@ -646,247 +471,61 @@ static void test_priority(void **state)
     }
 }
 
-/* --- storms --- */
+/* --- a known figure --- */
 
-enum { SESSIONS = 12, TURNS = 900 };
-
-typedef struct model {
-    bool open, closing;
-    int tokens, kv;
-    int new_tokens, out, tail;
-    int64_t due_us, timeout_us; /* timeout -1: none */
-    watch *turn;                /* under way */
-    bool ran;
-} model;
-
-typedef struct storm {
-    pl_sim *s;
-    pl_rng rng;
-    pl_buf log;
-    model m[SESSIONS];
-    watch w[TURNS];
-    int n;
-    int64_t now;
-    int refused, aborted, found;
-} storm;
-
-static pl_str name_of(int k)
+static double usage(const pl_sim *s)
 {
-    static char name[SESSIONS][8];
-    snprintf(name[k], sizeof name[k], "s%d", k);
-    return pl_str_c(name[k]);
+    pl_sim_stats st = stats(s);
+    return (double)(st.pool_tokens - st.available_tokens) / (double)st.pool_tokens;
 }
 
-/* What the steps up to now have done to the conversations. */
-static void settle(storm *z)
+/* One agent, and five sub-agents one after the other, each in a session of its own: how full the
+ * pool is when each has said its last and when it is closed, against figures that another model of
+ * the same load gave. */
+static void test_pressure_of_agents(void **state)
 {
-    for (int k = 0; k < SESSIONS; k++) {
-        model *m = &z->m[k];
-        if (m->turn && m->turn->tokens)
-            m->ran = true;
-        if (m->turn && m->turn->finished) {
-            if (m->kv) {
-                assert_int_equal(m->turn->cached, m->kv);
-                z->found++;
-            }
-            m->tokens += m->new_tokens + m->out;
-            m->kv = m->out ? m->tokens - 1 : m->tokens;
-            m->tokens += m->tail;
-            if (m->timeout_us >= 0 && m->turn->end_us >= m->due_us)
-                m->closing = true;
-            m->turn = NULL;
-            if (m->closing)
-                *m = (model){0};
+    static const struct {
+        int turns, growth;
+        double peak, floor;
+    } sub[5] = {{12, 5900, .42, .054},
+                {11, 4500, .31, .060},
+                {9, 4700, .28, .067},
+                {15, 4350, .41, .074},
+                {10, 6000, .38, .080}};
+    pl_sim_options o;
+    pl_sim_options_default(&o);
+    pl_sim *s = engine(&o);
+    uint32_t *t = calloc(20000, sizeof *t);
+    fill(t, 8400, 1);
+    int64_t now = 0;
+    watch w = {.sim = s};
+    pl_sim_submit(s, now, t, 8400, 96, 50, 7, &events, &w, &w.req);
+    drain(s, now += 60 * SECOND);
+    for (int k = 0; k < 5; k++) {
+        char id[2] = {(char)('a' + k), 0};
+        open_session(s, now, id, -1);
+        uint32_t *said = calloc(6000, sizeof *said);
+        for (int i = 0; i < sub[k].turns; i++) {
+            int n = i ? sub[k].growth - 400 : 1200;
+            fill(said, n, (uint32_t)(100 * k + i + 2));
+            w = (watch){.sim = s};
+            assert_int_equal(turn(&w, now, id, said, n, 400), 0);
+            drain(s, now += 60 * SECOND);
+            assert_int_equal(w.finished, 1);
+            assert_int_equal(w.cached, i ? 1200 + 400 - 1 + (i - 1) * sub[k].growth : 0);
         }
-        if (m->open && !m->turn && m->timeout_us >= 0 && m->due_us <= z->now)
-            *m = (model){0};
-        if (m->turn && m->timeout_us >= 0 && m->due_us <= z->now)
-            m->closing = true;
-        looked_up l = info_of(z->s, name_of(k).p);
-        assert_int_equal(l.found, m->open);
-        if (!m->open)
-            continue;
-        assert_int_equal(l.info.tokens, m->tokens);
-        assert_int_equal(l.info.closing, m->closing);
-        assert_int_equal(l.info.inflight, m->turn != NULL);
-        if (!m->turn)
-            assert_int_equal(l.info.kv_tokens, m->kv);
+        free(said);
+        assert_true(usage(s) > sub[k].peak - .006 && usage(s) < sub[k].peak + .006);
+        pl_sim_close(s, now, pl_str_c(id));
+        assert_true(usage(s) > sub[k].floor - .001 && usage(s) < sub[k].floor + .001);
     }
-    pl_sim_check(z->s);
-}
-
-static void go_to(storm *z, int64_t to)
-{
-    int64_t next;
-    while ((next = pl_sim_next_us(z->s)) <= to && next != INT64_MAX) {
-        pl_sim_step(z->s, next);
-        z->now = next;
-        settle(z);
-    }
-    pl_sim_step(z->s, to);
-    z->now = to;
-    settle(z);
-}
-
-static void take_turn(storm *z, int k)
-{
-    model *m = &z->m[k];
-    pl_sim_turn ask_turn = {.id = name_of(k), .replace = pl_rng_below(&z->rng, 20) == 0};
-    pl_errbuf why;
-    pl_sim_slot *slot = pl_sim_turn_slot(z->s, z->now, &ask_turn, &why);
-    assert_int_equal(slot != NULL, m->open && !m->closing && !m->turn && !ask_turn.replace);
-    if (!slot) {
-        z->refused++;
-        return;
-    }
-    assert_int_equal(pl_sim_slot_tokens(slot), m->tokens);
-    uint32_t t[64];
-    int n = 1 + (int)pl_rng_below(&z->rng, 40), out = (int)pl_rng_below(&z->rng, 30);
-    fill(t, n, pl_rng_below(&z->rng, 5));
-    watch *w = &z->w[z->n];
-    *w = (watch){.sim = z->s, .id = z->n, .log = &z->log};
-    int tail = (int)pl_rng_below(&z->rng, 2);
-    pl_sim_ask ask = {.tokens = t,
-                      .n = n,
-                      .output_tokens = out,
-                      .priority = (int)pl_rng_below(&z->rng, 3),
-                      .out_seed = (uint64_t)z->n,
-                      .retain_us = pl_rng_below(&z->rng, 3) ? 0 : 200000,
-                      .slot = slot,
-                      .tail = 1,
-                      .tailed = tail};
-    int rc = pl_sim_ask_for(z->s, z->now, &ask, &events, w, &w->req);
-    assert_int_equal(rc, (m->tokens + n + out + 3) / 4 * 4 > 400 ? PL_ELIMIT : 0);
-    if (rc != 0)
-        return;
-    z->n++;
-    m->turn = w;
-    m->ran = false;
-    m->new_tokens = n;
-    m->out = out;
-    m->tail = tail;
-    if (m->timeout_us >= 0)
-        m->due_us = z->now + m->timeout_us;
-}
-
-static void one_move(storm *z)
-{
-    int k = (int)pl_rng_below(&z->rng, SESSIONS);
-    model *m = &z->m[k];
-    switch (pl_rng_below(&z->rng, 12)) {
-    case 0:
-    case 1: {
-        int64_t timeout = pl_rng_below(&z->rng, 2) ? (int64_t)pl_rng_below(&z->rng, 200000) : -1;
-        int rc = pl_sim_open(
-            z->s, z->now,
-            &(pl_sim_session){.id = name_of(k), .streaming = true, .timeout_us = timeout});
-        assert_int_equal(rc, m->open ? PL_EEXISTS : 0);
-        if (rc == 0)
-            *m = (model){.open = true, .timeout_us = timeout, .due_us = z->now + timeout};
-        break;
-    }
-    case 2:
-        assert_int_equal(pl_sim_close(z->s, z->now, name_of(k)), m->open);
-        if (m->turn)
-            m->closing = true;
-        else
-            *m = (model){0};
-        break;
-    case 3:
-        if (m->turn) {
-            bool ran = m->ran || pl_sim_is_running(m->turn->req);
-            pl_sim_abort(z->s, z->now, m->turn->req);
-            m->turn = NULL;
-            z->aborted++;
-            if (m->closing) {
-                *m = (model){0};
-                break;
-            }
-            int kv = info_of(z->s, name_of(k).p).info.kv_tokens;
-            assert_true(kv == 0 || (!ran && kv == m->kv)); /* unseen: it ran and was preempted */
-            m->kv = kv;
-        }
-        break;
-    case 4:
-        if (pl_rng_below(&z->rng, 10) == 0) {
-            pl_sim_flush_cache(z->s);
-            for (int i = 0; i < SESSIONS; i++)
-                if (!z->m[i].turn)
-                    z->m[i].kv = 0;
-        }
-        break;
-    case 5:
-    case 6: { /* beside them, requests without a session */
-        watch *w = &z->w[z->n];
-        uint32_t t[100];
-        int n = 1 + (int)pl_rng_below(&z->rng, 99);
-        fill(t, n, pl_rng_below(&z->rng, 5));
-        *w = (watch){.sim = z->s, .id = z->n++, .log = &z->log};
-        assert_int_equal(pl_sim_submit(z->s, z->now, t, n, (int)pl_rng_below(&z->rng, 30),
-                                       (int)pl_rng_below(&z->rng, 3), 1, &events, w, &w->req),
-                         0);
-        break;
-    }
-    default:
-        take_turn(z, k);
-    }
-    settle(z);
-}
-
-static pl_buf weather(uint64_t seed)
-{
-    storm *z = calloc(1, sizeof *z);
-    pl_sim_options o = options();
-    o.timing.api_us = 300;
-    o.eviction = (pl_radix_policy)(seed % 4);
-    o.prefix_cache = seed != 5;
-    z->s = engine(&o);
-    z->rng.state = seed;
-    while (z->n < TURNS - 1) {
-        one_move(z);
-        if (pl_rng_below(&z->rng, 3) == 0)
-            go_to(z, z->now + pl_rng_below(&z->rng, 20000));
-    }
-    /* Some requests may wait for the end of sessions. */
-    for (int k = 0; k < SESSIONS; k++) {
-        pl_sim_close(z->s, z->now, name_of(k));
-        z->m[k].closing = z->m[k].turn != NULL;
-        if (!z->m[k].turn)
-            z->m[k] = (model){0};
-    }
-    /* And some for each other, each holding what the others need: until one is given up. */
-    for (int k = 0; k <= SESSIONS; k++) {
-        for (int64_t next; (next = pl_sim_next_us(z->s)) != INT64_MAX;)
-            go_to(z, next);
-        if (k == SESSIONS || !z->m[k].turn)
-            continue;
-        assert_true(stats(z->s).stalled);
-        pl_sim_abort(z->s, z->now, z->m[k].turn->req);
-        z->m[k] = (model){0};
-        settle(z);
-    }
-    pl_sim_stats st = stats(z->s);
-    assert_int_equal(st.finished + st.aborted, z->n);
-    assert_int_equal(st.sessions + st.running + st.waiting, 0);
-    assert_int_equal(st.held_tokens + st.used_tokens + st.waiting_tokens, 0);
-    assert_int_equal(st.opened, st.closed + st.timed_out);
-    assert_true(z->refused > 20 && z->aborted > 20 && z->found > 20 && st.timed_out > 0);
-    assert_true(!o.prefix_cache || st.evicted_tokens > 0);
-    pl_buf log = z->log;
-    pl_sim_free(z->s);
-    free(z);
-    return log;
-}
-
-static void test_storms(void **state)
-{
-    for (uint64_t seed = 1; seed <= 8; seed++) {
-        pl_buf a = weather(seed), b = weather(seed);
-        assert_true(a.n > 1000);
-        assert_true(pl_str_eq(pl_buf_str(&a), pl_buf_str(&b))); /* equal calls, equal events */
-        pl_buf_free(&a);
-        pl_buf_free(&b);
-    }
+    assert_int_equal(stats(s).evicted_tokens, 0);
+    /* And the agent still finds all that it said. */
+    for (int i = 0; i < 96; i++)
+        t[8400 + i] = pl_sim_output_token(7, i);
+    assert_int_equal(plain(s, now, t, 11996, 1), 8480);
+    free(t);
+    pl_sim_free(s);
 }
 
 /* An engine with sessions and turns in every state is freed without a leak. */
@@ -924,7 +563,7 @@ int main(void)
         cmocka_unit_test(test_turn_outgrows_pool),
         cmocka_unit_test(test_retention),
         cmocka_unit_test(test_priority),
-        cmocka_unit_test(test_storms),
+        cmocka_unit_test(test_pressure_of_agents),
         cmocka_unit_test(test_free_midway),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
