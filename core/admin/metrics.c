@@ -270,6 +270,8 @@ static void engines(pl_text *t, const pl_view *v)
     XX(queued_prefill_tokens, "queued_prefill_tokens", "gauge",                                    \
        "Prompt tokens sent to the worker without a first token yet")                               \
     XX(requests, "requests_total", "counter", "Requests sent to the worker")                       \
+    XX(decode_blocks, "decode_blocks", "gauge",                                                    \
+       "KV blocks of the requests under way: prompt and generated")                                \
     XX(sessions, "sessions", "gauge", "Engine-backed sessions opened on the worker")               \
     XX(session_tokens, "session_tokens", "gauge", "Tokens that they hold, as last reported")       \
     XX(prefill_tokens_per_second, "prefill_tokens_per_second", "gauge",                            \

@@ -43,14 +43,29 @@ typedef struct pl_worker_state {
 
 typedef struct pl_ticket {
     pl_worker_state *worker; /* NULL: not begun or ended */
-    int64_t prefill_tokens;  /* 0 after the first token */
+    int64_t prefill_tokens;  /* uncached prompt tokens; 0 after the first token */
+    int64_t tokens;          /* prompt and generated so far */
+    int64_t blocks;          /* counted in decode_blocks */
+    int64_t base_blocks;     /* further ones, counted for others that run there */
+    int32_t block_tokens;
     bool stream;
     bool first_token; /* was seen */
 } pl_ticket;
 
-/* prompt_tokens: an estimate; nonsense (negative, NaN) counts as 0. The caller holds a reference to
- * the engine until the ticket has ended. */
-void pl_ticket_begin(pl_ticket *t, pl_worker_state *w, double prompt_tokens, bool stream);
+/* What a request puts on a worker. Nonsense (negative, NaN) counts as 0. */
+typedef struct pl_load {
+    double prompt_tokens; /* an estimate, or exact */
+    double cached_tokens; /* of them believed to be in the worker's KV cache: no prefill */
+    double shared_blocks; /* of its blocks, counted already for others that run there: see
+                             active_blocks.h; 0 unless assume_kv_reuse is on */
+    bool stream;
+} pl_load;
+
+/* The caller holds a reference to the engine until the ticket has ended. */
+void pl_ticket_begin(pl_ticket *t, pl_worker_state *w, const pl_load *load);
+
+/* n more tokens were generated: takes another block whenever they fill one. */
+void pl_ticket_output(pl_ticket *t, int64_t n);
 
 /* The first token was seen: prefill is done. ttft and tokens feed the worker's averages; the rate
  * contains what the request waited in the engine, so it says what a request gets, not what the

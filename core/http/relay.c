@@ -309,6 +309,18 @@ static void copy_answer(pl_request *rq, const pl_str *slices, int n)
             rq->answer_too_big = true;
 }
 
+/* Events that ended in these bytes: about one for each generated token. */
+static int64_t events_in(const pl_str *slices, int n)
+{
+    int64_t events = 0;
+    for (int i = 0; i < n; i++) {
+        const char *p = slices[i].p, *end = p + slices[i].n;
+        while (p < end && (p = memchr(p, '\n', (size_t)(end - p))) != NULL)
+            events += ++p < end && *p == '\n';
+    }
+    return events;
+}
+
 /* Only the last bytes of a read say where the stream stands. */
 static void feed_tail(pl_request *rq, const pl_str *slices, int n)
 {
@@ -330,6 +342,8 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
     pl_count(&l->metrics.chunks, 1);
     pl_count(&l->metrics.body_bytes_out, bytes);
 
+    if (rq->sse)
+        pl_ticket_output(&rq->ticket, events_in(slices, n));
     pl_str gathered;
     if (rq->events && !rq->events_unreadable) {
         if (read_events(rq, slices, n) != 0) {
