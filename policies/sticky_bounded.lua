@@ -15,9 +15,10 @@
 --            keeps a session from going back and forth: to return, it must gain as much again.
 -- Parameters factor (1.5): from 1. ttl_seconds (300): as in sticky_sessions.
 --            inflight_seconds (0.005): what a request in flight costs its neighbours.
--- Failure    The holder at its cap: the cheapest other worker, whatever the factor. The holder gone:
---            as a new session. A session that an engine holds never moves. No eligible worker: the
---            router's own rule applies. Weight 0: never picked.
+-- Failure    The holder at its cap: the cheapest other worker serves this turn, whatever the factor, and
+--            the binding stays (reason `session_spill`). The holder gone: as a new session. A session
+--            that an engine holds never moves. No eligible worker: the router's own rule applies.
+--            Weight 0: never picked.
 
 local pl = require "perilune"
 

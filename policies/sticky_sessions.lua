@@ -8,9 +8,10 @@
 -- Signals    s.event, s.bound_slot; w.inflight, w.weight for those that are not bound.
 -- Parameters ttl_seconds (300): how long a session that was named by a header alone lives after its
 --            last turn. One that asked for a time of its own (open, bind) gets what it asked for.
--- Failure    Its worker at the cap: another one serves this turn (reason `session_spill`), unless an
---            engine holds the session, whose turn waits. Its worker gone: bound anew to the least
---            loaded. No eligible worker: the router's own rule applies. Weight 0: never picked.
+-- Failure    Its worker at the cap: another one serves this turn (reason `session_spill`) and the
+--            binding stays, unless an engine holds the session, whose turn waits. Its worker gone:
+--            bound anew to the least loaded. No eligible worker: the router's own rule applies.
+--            Weight 0: never picked.
 
 local pl = require "perilune"
 

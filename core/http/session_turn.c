@@ -84,10 +84,13 @@ int pl_session_edits(pl_request *rq, pl_edits *edits)
         s->plan = (pl_history_plan){.how = PL_PLAN_OUTSIDE,
                                     .why = "this API has no sessions at the engine"};
     } else {
-        int rc = pl_history_plan_turn(&s->turn.history, rq->api, &rq->x->arena, rq->x->body,
-                                      rq->scan, s->wish.delta, edits, &s->plan);
-        if (rc == PL_ENOMEM)
-            return rc;
+        /* the simulated engine answers alike without `tools`; SGLang reads calls only with them */
+        bool simulated =
+            atomic_load_explicit(&rq->engine->caps, memory_order_relaxed) & PL_CAP_RETENTION;
+        unsigned flags =
+            (s->wish.delta ? PL_HISTORY_DELTA : 0u) | (simulated ? PL_HISTORY_CUT_TOOLS : 0u);
+        pl_history_plan_turn(&s->turn.history, rq->api, rq->x->body, rq->scan, flags, edits,
+                             &s->plan);
     }
     if (s->plan.how == PL_PLAN_OUTSIDE) {
         warn_outside(rq);

@@ -132,6 +132,19 @@ static pl_pin pin_of(const pl_decider *d, const pl_ask *ask, uint64_t now_ns)
     return pin == PL_PIN_HELD && !ask->pin_must && d->vm && pl_vm_soft(d->vm) ? PL_PIN_SOFT : pin;
 }
 
+/* The policy chose nobody, failed or was not asked. */
+static void fall_back(pl_decider *d, pl_ask *ask, pl_pin pin, pl_crowd crowd, pl_decision *out,
+                      uint64_t now_ns)
+{
+    if (pin == PL_PIN_HELD || pin == PL_PIN_SOFT)
+        decided(out, ask->pin, "session", false);
+    else if (pin == PL_PIN_WAIT || crowd.eligible == 0)
+        all_busy(d, ask, out);
+    else
+        decided(out, pl_decide_least_loaded(ask, &d->o, now_ns),
+                pin == PL_PIN_FULL ? SPILL : "least_loaded", false);
+}
+
 static void choose(pl_decider *d, pl_ask *ask, pl_decision *out)
 {
     uint64_t now_ns = pl_clock_now_ns(d->o.clock);
@@ -143,9 +156,9 @@ static void choose(pl_decider *d, pl_ask *ask, pl_decision *out)
         out->kind = PL_PIN_LOST;
         return;
     }
-    out->spilled = pin == PL_PIN_FULL;
     bool bound = not_asked(pin) != 0;
-    bool policy = (!bound || pl_decider_has(d, PL_HOOK_ADMIT)) && pl_decider_admits(d, now_ns);
+    /* asked in any case: it is what ends a suspension, of the other hooks, too */
+    bool policy = pl_decider_admits(d, now_ns) && (!bound || pl_decider_has(d, PL_HOOK_ADMIT));
     pl_crowd crowd = {0, 0};
     if (policy)
         crowd = pl_refresh(d, ask, now_ns);
@@ -156,15 +169,9 @@ static void choose(pl_decider *d, pl_ask *ask, pl_decision *out)
             out->kind = PL_NO_SESSION_WORKER;
         return;
     }
-    if (policy && ask_policy(d, ask, pin, out, now_ns))
-        return;
-    if (pin == PL_PIN_HELD || pin == PL_PIN_SOFT)
-        decided(out, ask->pin, "session", false);
-    else if (pin == PL_PIN_WAIT || crowd.eligible == 0)
-        all_busy(d, ask, out);
-    else
-        decided(out, pl_decide_least_loaded(ask, &d->o, now_ns),
-                pin == PL_PIN_FULL ? SPILL : "least_loaded", false);
+    if (!policy || !ask_policy(d, ask, pin, out, now_ns))
+        fall_back(d, ask, pin, crowd, out, now_ns);
+    out->spilled = pin == PL_PIN_FULL && out->kind == PL_DECIDED;
 }
 
 void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out)

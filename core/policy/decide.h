@@ -89,9 +89,9 @@ typedef struct pl_decision {
     pl_outcome_kind kind;
     pl_worker_state *worker;
     double wait_seconds, retry_after_seconds;
-    bool spilled;         /* the pin is at its cap: this turn goes elsewhere, the binding stays */
-    bool all_busy;        /* with PL_ASK_QUEUE: for want of capacity, not by admit */
-    double cached_tokens; /* of the worker, as matched; 0: none, or nobody asked */
+    bool all_busy;            /* with PL_ASK_QUEUE: for want of capacity, not by admit */
+    bool spilled;             /* another worker for this turn only: the pin was at its cap */
+    double cached_tokens;     /* of the worker, as matched; 0: none, or nobody asked */
     double shrink_max_tokens; /* -1, or the output limit to put into the body */
     char reason[PL_REASON_MAX + 1];
     bool by_policy; /* false: the binding or a fallback decided */
@@ -99,10 +99,11 @@ typedef struct pl_decision {
 
 /* With a pin: admit is asked as always; then, when the pin is eligible, it is the answer (reason
  * "session") without route or score, unless the policy has declared affinity = "soft" and pin_must
- * is false: then the policy's own choice counts. A pin that is at its cap: pin_must waits
- * (PL_ASK_QUEUE, all_busy); else the policy chooses another for this turn (reason "session_spill",
- * unless route gave one). A pin that cannot be picked otherwise: PL_PIN_LOST with pin_must, else as
- * if there were none. */
+ * is false: then the policy's own choice counts (and the pin when it chose nobody or failed). A pin
+ * that is at its cap: pin_must waits (PL_ASK_QUEUE, all_busy); else the policy chooses another for
+ * this turn (reason "session_spill", unless route gave one; spilled: the binding is to stay). A pin
+ * that cannot be picked otherwise (pin_must without a pin is one): PL_PIN_LOST with pin_must,
+ * before anybody is asked, else as if there were none. A pin with pin_must needs no can_open. */
 void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out);
 
 /* The session hook: how long the session lives and of which kind it is to be. Without the hook, or
@@ -117,7 +118,8 @@ typedef struct pl_session_choice {
 void pl_decide_session(pl_decider *d, pl_ask *ask, double max_ttl_seconds,
                        pl_session_choice *inout);
 
-/* The retain hook, after the choice of w. */
+/* The retain hook, after the choice of w: what it left out stays as given. Seconds are clamped to 0
+ * .. max_retention_seconds. */
 typedef struct pl_retain_choice {
     double retention_seconds; /* -1: the body is left alone */
     bool has_priority;
@@ -126,8 +128,9 @@ typedef struct pl_retain_choice {
 bool pl_decider_wants_retain(const pl_decider *d);
 void pl_decide_retain(pl_decider *d, pl_ask *ask, pl_worker_state *w, pl_retain_choice *inout);
 
-/* The expire hook: PL_CLOSE (the default), PL_EXTEND with *seconds, PL_DROP. `names` gives the
- * strings (tenant, session_id, model empty). */
+/* The expire hook: PL_CLOSE (the default), PL_EXTEND with *seconds (1 ms .. max_ttl_seconds),
+ * PL_DROP. `names` gives the strings (tenant, session_id, session_parent; model empty). s->event
+ * NONE is shown as CLOSE. */
 int pl_decide_expire(pl_decider *d, const struct pl_session *s, const pl_request_view *names,
                      double max_ttl_seconds, double *seconds);
 

@@ -41,11 +41,9 @@ typedef enum pl_pin {
 /* --- refresh.c --- */
 /* Of the ask's session, without looking at what the policy wants (SOFT is never answered). */
 pl_pin pl_refresh_pin(const pl_decider *d, const pl_ask *ask, uint64_t now_ns);
-/* Binds the request's strings, its record and that of its session; the fleet is left alone. */
-void pl_refresh_request(pl_decider *d, pl_ask *ask, int bound_index);
-/* The same for a hook that sees no fleet. */
+/* For a hook that sees no fleet: the request and its session. */
 void pl_refresh_alone(pl_decider *d, pl_ask *ask);
-/* The same for a hook that sees one worker. */
+/* For a hook that sees one worker. */
 void pl_refresh_one(pl_decider *d, pl_ask *ask, pl_worker_state *w, uint64_t now_ns);
 /* Are there workers that could serve, but not open a session? */
 bool pl_refresh_others(const pl_decider *d, const pl_ask *ask, uint64_t now_ns);

@@ -20,6 +20,13 @@ typedef struct why_cache {
     int why;
 } why_cache;
 
+/* What an engine holds already needs no room there. */
+__attribute__((noinline)) static bool cannot_open(const pl_ask *ask, const pl_worker_state *w)
+{
+    return ask->can_open && !(ask->pin_must && w == ask->pin) &&
+           !ask->can_open(ask->can_open_ctx, w);
+}
+
 static int why_not(const pl_ask *ask, const pl_breaker_options *breaker, const pl_worker_state *w,
                    uint64_t now_ns, why_cache *last)
 {
@@ -31,8 +38,7 @@ static int why_not(const pl_ask *ask, const pl_breaker_options *breaker, const p
     if (last->why != PL_WHY_ELIGIBLE)
         return last->why;
     /* before the cap: waiting for room would not help */
-    if (ask->wants_open && ask->can_open && !(ask->pin_must && w == ask->pin) &&
-        !ask->can_open(ask->can_open_ctx, w))
+    if (__builtin_expect(ask->wants_open, 0) && cannot_open(ask, w))
         return PL_WHY_NO_SESSIONS;
     return pl_worker_at_capacity(w) ? PL_WHY_AT_CAPACITY : PL_WHY_ELIGIBLE;
 }
@@ -56,7 +62,10 @@ typedef struct hits {
     uint32_t stamp;
 } hits;
 
-static void fill_worker(struct pl_worker *r, const pl_worker_state *w, int index, int why,
+/* The compiler's own judgement ends when there are two callers; the loop of pl_refresh is hot. */
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE void fill_worker(struct pl_worker *r, const pl_worker_state *w, int index, int why,
                         double default_rate, const hits *h, uint64_t machine_ns)
 {
     const pl_engine *e = w->engine;
@@ -114,25 +123,26 @@ static int bound_index(const pl_ask *ask, int n)
     return -1;
 }
 
-void pl_refresh_request(pl_decider *d, pl_ask *ask, int bound_index)
+/* Binds the request's strings, its record and that of its session; the fleet is left alone. */
+INLINE void fill_request(pl_decider *d, pl_ask *ask, int bound_index)
 {
     pl_records *r = pl_vm_records(d->vm);
-    ask->strings.session_parent = ask->session_parent;
-    pl_vm_bind(d->vm, &ask->strings);
-    *r->req = ask->req;
     if (ask->session.event == PL_SESSION_NONE) {
         r->session->event = PL_SESSION_NONE; /* req.session is nil */
-        return;
+    } else {
+        ask->strings.session_parent = ask->session_parent;
+        *r->session = ask->session;
+        r->session->bound_index = bound_index;
     }
-    *r->session = ask->session;
-    r->session->bound_index = bound_index;
+    pl_vm_bind(d->vm, &ask->strings);
+    *r->req = ask->req;
 }
 
 void pl_refresh_alone(pl_decider *d, pl_ask *ask)
 {
     pl_records *r = pl_vm_records(d->vm);
     r->fleet->n = r->fleet->eligible = 0;
-    pl_refresh_request(d, ask, -1);
+    fill_request(d, ask, -1);
 }
 
 static pl_str name_of_one(void *ctx, int index)
@@ -150,7 +160,7 @@ void pl_refresh_one(pl_decider *d, pl_ask *ask, pl_worker_state *w, uint64_t now
         w->slot == ask->session.bound_slot && w->generation == ask->session.bound_generation;
     ask->strings.worker_name = name_of_one;
     ask->strings.worker_ctx = w;
-    pl_refresh_request(d, ask, bound ? 0 : -1);
+    fill_request(d, ask, bound ? 0 : -1);
     const hits h = {NULL, 0};
     fill_worker(&r->workers[0], w, 0, why, d->o.default_prefill_tokens_per_second, &h, now_ns);
     r->fleet->n = 1;
@@ -196,7 +206,7 @@ pl_crowd pl_refresh(pl_decider *d, pl_ask *ask, uint64_t now_ns)
     why_cache last = {NULL, 0};
     ask->strings.worker_name = name_of;
     ask->strings.worker_ctx = (void *)(uintptr_t)ask->model;
-    pl_refresh_request(d, ask, bound_index(ask, n));
+    fill_request(d, ask, bound_index(ask, n));
     hits h = {NULL, 0};
     if (ask->match)
         h.by_slot = ask->match(ask->match_ctx, &h.stamp);

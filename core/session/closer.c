@@ -340,7 +340,7 @@ void pl_close_submit(pl_sessions *s, const pl_session_name *name, const pl_bindi
     i->s = s;
     i->pub.nonce = note.nonce;
     i->engine = pl_registry_closing(s->registry, note.nonce, &w);
-    if (!i->engine)
+    if (!i->engine && b->slot >= 0)
         i->engine = s->c.find(s->c.ctx, b->slot, b->generation, &w);
     i->notice = notice;
     i->give_up_ms = (uint64_t)note.engine_seconds * 1000;

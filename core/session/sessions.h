@@ -154,7 +154,8 @@ struct pl_turn {
     /* after ready(): */
     bool bound;    /* `binding` is the session's */
     bool leased;   /* this turn holds the session's lease: it is engine-backed */
-    bool fallback; /* the shared store is out of reach: choose by rendezvous, bind nothing */
+    bool fallback; /* the shared store is out of reach: choose by rendezvous. With `bound`: what
+                      this process last knew; an engine-backed one is affinity only (not leased) */
     pl_binding binding;
     pl_history history; /* of an engine-backed session; what it holds on its engine */
     double held_tokens; /* of an engine-backed session, as last reported */
@@ -192,8 +193,9 @@ int pl_sessions_can_open_regular(const pl_sessions *s, const pl_worker_state *w)
  * error the turn goes on, as it was. */
 int pl_turn_open(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms, bool streaming);
 
-/* The engine's name of the session into buf (NUL-terminated); its length, 0 when not engine-backed.
- */
+/* The engine's name of the session into buf (NUL-terminated, of the ASCII letters, digits and marks
+ * that need no care in JSON); its length, 0 when the turn does not hold the lease of an
+ * engine-backed one. */
 #define PL_ENGINE_SESSION_MAX (PL_SESSION_MAX_ID_BYTES + 18)
 size_t pl_turn_engine_id(const pl_turn *t, char buf[PL_ENGINE_SESSION_MAX]);
 

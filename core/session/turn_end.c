@@ -23,7 +23,8 @@ static void put(pl_turn_inner *in, pl_store_when when, uint64_t version)
 void pl_turn_on_sent(pl_turn_inner *in, int rc)
 {
     pl_sessions *s = in->s;
-    pl_sessions_store_lost(s, rc);
+    if (!in->fallback)
+        pl_sessions_store_lost(s, rc);
     if (rc == PL_ENOTFOUND && in->tries++ == 0) { /* it expired while the turn waited */
         in->bound = false;
         put(in, PL_STORE_IF_ABSENT, 0);
@@ -58,7 +59,7 @@ void pl_turn_sent(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms)
     if (!in || in->state != PL_TURN_IDLE)
         return;
     in->sent = true;
-    if (in->fallback || ttl_ms == 0 || in->closes ||
+    if (ttl_ms == 0 || in->closes || (in->fallback && in->bound) ||
         (in->bound && in->binding.kind == PL_SESSION_ENGINE_BACKED))
         return;
     uint64_t max_ms = in->s->c.o.max_ttl_ms ? in->s->c.o.max_ttl_ms : PL_SESSION_MAX_TTL_MS;

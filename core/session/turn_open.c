@@ -98,7 +98,7 @@ static void race_lost(pl_turn_inner *in)
     close_own(in, PL_CLOSE_FAILED);
     pl_turn_renew_stop(in);
     in->leased = false;
-    in->bound = in->call.had_old;
+    in->bound = in->call.had_old && in->call.old.slot >= 0;
     if (in->bound) {
         in->binding = in->call.old;
         if (!pl_session_note_read(&in->binding.note, &in->note))

@@ -102,10 +102,12 @@ static void take_binding(pl_turn_inner *in, const pl_binding *b)
         in->note.history.form = PL_HISTORY_LOST; /* nobody knows its name on the engine */
 }
 
-static void fall_back(pl_turn_inner *in)
+/* stale: what is bound is what this process knew before the store went away. */
+static void fall_back(pl_turn_inner *in, bool stale)
 {
     in->fallback = true;
-    in->bound = in->leased = false;
+    in->bound = in->bound && stale;
+    in->leased = false;
     if (in->gated) {
         pl_close *kept = pl_gate_leave(in->s->gate, &in->gate);
         in->gated = false;
@@ -184,7 +186,8 @@ int pl_turn_enter(pl_turn_inner *in)
 static void on_lookup(pl_turn_inner *in, int rc)
 {
     pl_sessions *s = in->s;
-    bool lost = pl_sessions_store_lost(s, rc);
+    bool stale = rc == 0 && in->call.stale;
+    bool lost = pl_sessions_store_lost(s, stale ? PL_EUNAVAILABLE : rc);
     if (rc == 0)
         take_binding(in, &in->call.binding);
     if (rc == 0 || rc == PL_ENOTFOUND)
@@ -192,7 +195,7 @@ static void on_lookup(pl_turn_inner *in, int rc)
     if (!in->t) {
         pl_turn_unwind(in);
     } else if (lost) {
-        fall_back(in);
+        fall_back(in, stale);
     } else if (rc < 0 && rc != PL_ENOTFOUND) {
         pl_turn_tell(in, rc);
     } else if (rc == 0 && in->binding.kind == PL_SESSION_ENGINE_BACKED) {
@@ -266,7 +269,7 @@ static void on_lease(pl_turn_inner *in, int rc)
         else
             pl_turn_poll(in, PL_TURN_POLL_MS + pl_rng_below(in->l->c.rng, PL_TURN_POLL_MS / 4));
     } else if (lost) {
-        fall_back(in);
+        fall_back(in, false);
     } else {
         in->bound = in->race_lost && in->bound;
         pl_turn_tell(in, in->in_open ? PL_EIO : rc);
@@ -467,7 +470,7 @@ pl_worker_state *pl_turn_worker(const pl_turn *t, const pl_model *m)
 size_t pl_turn_engine_id(const pl_turn *t, char buf[PL_ENGINE_SESSION_MAX])
 {
     buf[0] = 0;
-    if (!t->in || !t->bound || t->binding.kind != PL_SESSION_ENGINE_BACKED || !t->in->note.nonce)
+    if (!t->in || !t->leased || !t->in->note.nonce)
         return 0;
     return pl_session_engine_name(t->in->name.id, t->in->note.nonce, buf);
 }

@@ -105,6 +105,11 @@ test('opening and closing answer as SGLang does', async (t) => {
     assert.match(answer.json.error.message, says);
   }
 
+  answer = await (await send(`${engine.url}/open_session`, {
+    method: 'GET', body: { capacity_of_str_len: 1, session_id: 'got' },
+  })).text();
+  assert.equal(answer, '"got"');
+  assert.equal((await session(engine, 'got')).streaming, false);
   for (let i = 0; i < 2; i++) { // the second time it is unknown, which is no error
     answer = await close(engine, 'a "quoted" name');
     assert.equal(answer.status, 200);
@@ -112,7 +117,7 @@ test('opening and closing answer as SGLang does', async (t) => {
   }
   assert.equal((await post(`${engine.url}/close_session`, {})).status, 400);
   const { counts, open: left } = await sessions(engine);
-  assert.deepEqual([counts.opened, counts.closed, left], [2, 1, 1]);
+  assert.deepEqual([counts.opened, counts.closed, left], [3, 1, 2]);
 });
 
 test('a chat in deltas is the same conversation, token for token, as when it is resent', async (t) => {

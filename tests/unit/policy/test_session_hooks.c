@@ -116,13 +116,20 @@ static void test_spill_when_the_bound_worker_is_full(void **state)
     name_session(3);
     atomic_store(&workers[3]->inflight, 10);
     decides(PL_DECIDED, 2, "session_spill"); /* by score */
+    assert_true(out.spilled);
     ask.req.priority = 1;
     decides(PL_DECIDED, 1, "mine");
+    assert_true(out.spilled);
     ask.req.priority = 2;
     decides(PL_DECIDED, 1, "session_spill");
     ask.req.priority = 3; /* least loaded */
     decides(PL_DECIDED, 0, "session_spill");
+    assert_true(out.spilled);
     ask.req.priority = 0;
+    atomic_store(&workers[3]->inflight, 9);
+    decides(PL_DECIDED, 3, "session");
+    assert_false(out.spilled);
+    atomic_store(&workers[3]->inflight, 10);
     ask.pin_must = true;
     decide();
     assert_true(out.kind == PL_ASK_QUEUE && out.all_busy && out.wait_seconds == 30);
@@ -130,7 +137,7 @@ static void test_spill_when_the_bound_worker_is_full(void **state)
         atomic_store(&workers[i]->inflight, 10);
     ask.pin_must = false;
     decide();
-    assert_true(out.kind == PL_ASK_QUEUE && out.all_busy);
+    assert_true(out.kind == PL_ASK_QUEUE && out.all_busy && !out.spilled);
     end();
 }
 
@@ -465,6 +472,51 @@ static void test_expire(void **state)
     end();
 }
 
+/* --- a ready-made policy on several loops --- */
+
+static pl_decider *loop_with(const char *builtin, int loop)
+{
+    pl_policy_source *src;
+    pl_errbuf eb;
+    pl_vm_error err;
+    pl_vm *vm;
+    pl_decider_options o;
+    pl_vm_options vo = {.loop = loop, .loops = 2, .seed = 7, .shared = shared};
+    pl_decider_options_default(&o);
+    o.clock = pl_clock_virtual(&now_ns);
+    assert_int_equal(pl_policy_source_load(pl_str_c(builtin), NULL, &src, &eb), 0);
+    assert_int_equal(pl_vm_new(src, &vo, &vm, &err), 0);
+    assert_int_equal(pl_vm_init(vm, NULL, &err), 0);
+    pl_policy_source_unref(src);
+    pl_decider *made = pl_decider_new(&o, &stats);
+    assert_null(pl_decider_swap(made, vm, 1));
+    return made;
+}
+
+static void test_siblings_are_spread_over_all_loops(void **state)
+{
+    begin(NULL);
+    pl_decider *loops[2] = {loop_with("agent_sessions", 0), loop_with("agent_sessions", 1)};
+    for (int family = 0; family < 50; family++) {
+        int seen[WORKERS] = {0};
+        for (int sibling = 0; sibling < 2 * WORKERS; sibling++) {
+            name_session(-1);
+            ask.session.parent_hash = 1000003.0 * (family + 1);
+            ask.session.id_hash = sibling + 1;
+            pl_rng r = {(uint64_t)(family * 100 + sibling)};
+            ask.strings.seed = pl_rng_next(&r);
+            pl_decide(loops[pl_rng_below(&r, 2)], &ask, &out); /* in whichever loop they arrive */
+            assert_string_equal(out.reason, "sibling");
+            seen[out.worker->slot]++;
+        }
+        for (int i = 0; i < WORKERS; i++)
+            assert_int_equal(seen[i], 2);
+    }
+    pl_decider_free(loops[0]);
+    pl_decider_free(loops[1]);
+    end();
+}
+
 /* --- strikes --- */
 
 static void test_failing_session_hooks_suspend_the_policy(void **state)
@@ -480,6 +532,16 @@ static void test_failing_session_hooks_suspend_the_policy(void **state)
     assert_int_equal(atomic_load(&stats.suspended), 1);
     assert_int_equal(decide(), 0);
     assert_true(c.ttl_seconds == 300);
+    /* bound turns end the suspension, too, when its time is over */
+    name_session(2);
+    now_ns += 1500000000u;
+    pl_decide_session(d, &ask, 600, &c);
+    assert_int_equal(count(&stats.errors[PL_HOOK_SESSION]), 5);
+    decides(PL_DECIDED, 2, "session");
+    pl_decide_session(d, &ask, 600, &c); /* the probe; it fails */
+    pl_decide_session(d, &ask, 600, &c);
+    assert_int_equal(count(&stats.errors[PL_HOOK_SESSION]), 6);
+    assert_int_equal(count(&stats.suspensions), 2);
     end();
 }
 
@@ -562,6 +624,7 @@ int main(void)
         cmocka_unit_test(test_without_the_session_hook),
         cmocka_unit_test(test_retain),
         cmocka_unit_test(test_expire),
+        cmocka_unit_test(test_siblings_are_spread_over_all_loops),
         cmocka_unit_test(test_failing_session_hooks_suspend_the_policy),
         cmocka_unit_test(test_affinity_is_hard_or_soft),
         cmocka_unit_test(test_faults_of_sessions),
