@@ -217,25 +217,9 @@ static void close_list(pl_sessions *s, pl_registered *list, pl_close_cause cause
     }
 }
 
-static void ignore(pl_store_errand *e)
-{
-    pl_sessions_store_lost(e->s, e->call.result);
-}
-
 void pl_sessions_engine_gone(pl_sessions *s, pl_engine *e)
 {
-    pl_registered *list = pl_registry_pick(s->registry, e, 0, 0);
-    for (pl_registered *r = list; r && s->store; r = r->next) {
-        pl_store_errand *go = pl_store_errand_new(s, s->store, &s->errands, &r->name);
-        if (!go)
-            continue;
-        go->call.op = PL_STORE_REMOVE;
-        go->call.when = PL_STORE_IF_VERSION;
-        go->call.version = r->version;
-        go->then = ignore;
-        pl_store_errand_go(go);
-    }
-    close_list(s, list, PL_CLOSE_GONE);
+    close_list(s, pl_registry_pick(s->registry, e, 0, 0), PL_CLOSE_GONE);
     pl_closer_engine_gone(s->closer, e);
 }
 
