@@ -61,11 +61,15 @@ int pl_approx_new(const pl_approx_options *o, pl_approx **out)
     a->slots = o->slots;
     atomic_init(&a->bytes, sizeof *a + o->slots * sizeof *a->floor);
     pl_approx_mem_init(&a->mem);
+    pthread_mutexattr_t spins; /* a walk is shorter than a thread's way to sleep and back */
+    pthread_mutexattr_init(&spins);
+    pthread_mutexattr_settype(&spins, PTHREAD_MUTEX_ADAPTIVE_NP);
     for (int i = 0; i < PARTS; i++) {
-        pthread_mutex_init(&a->parts[i].lock, NULL);
+        pthread_mutex_init(&a->parts[i].lock, &spins);
         pl_approx_tree_init(&a->parts[i].tree, &a->mem, o->ttl_ms, a->floor);
         atomic_init(&a->parts[i].oldest, NEVER);
     }
+    pthread_mutexattr_destroy(&spins);
     *out = a;
     return 0;
 }
