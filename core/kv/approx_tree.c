@@ -250,9 +250,7 @@ static bool holder_touch(tree *t, node *e, uint16_t slot)
         *h = (holder){.since = now, .slot = slot};
         e->holders_n++;
         t->entries++;
-    } else if (dead(t, h)) {
-        h->since = now;
-    }
+    } /* one that was dead: so is, then, all that it was sent below, which is no younger */
     h->time = now;
     return true;
 }
