@@ -73,7 +73,8 @@ enum pl_why {
     PL_WHY_BREAKER_OPEN,
     PL_WHY_DRAINING,
     PL_WHY_AT_CAPACITY,
-    PL_WHY_TRIED
+    PL_WHY_TRIED,
+    PL_WHY_NO_SESSIONS /* a session is to be opened and the worker cannot hold (one more) */
 };
 
 /* fault.kind for degrade. */
@@ -97,7 +98,7 @@ enum pl_end_cause {
     PL_END_CUT
 };
 
-/* Events and kinds of a session (s.event, s.kind); the hooks that see them come with sessions. */
+/* Events of a session (s.event). */
 enum pl_session_event {
     PL_SESSION_NONE,
     PL_SESSION_OPEN,
@@ -175,17 +176,23 @@ struct pl_outcome {
     int32_t end_cause;    /* enum pl_end_cause */
 };
 
-/* A session as the session and expire hooks will see it. */
+/* A session: req.session in the hooks of a request that names one, and what expire is given. */
 struct pl_session {
-    double age_seconds;
-    double idle_seconds;
-    double ttl_seconds;
-    int32_t event;      /* enum pl_session_event */
-    int32_t turn;       /* 0 for the first */
-    int32_t kind;       /* PL_ROUTER_ONLY or PL_ENGINE_BACKED */
-    int32_t bound_slot; /* -1 when unbound */
+    double age_seconds;  /* since it was first bound; 0 when it is not */
+    double idle_seconds; /* since its last turn began or ended; 0 when it is not bound */
+    double ttl_seconds;  /* its time to live: asked for, or as bound */
+    double held_tokens;  /* an engine-backed session's, as last reported; -1 unknown */
+    double id_hash;      /* of (tenant, id): 52 bits, exact in a double; never 0 */
+    double parent_hash;  /* of the parent's; 0: none named */
+    int32_t event;       /* enum pl_session_event */
+    int32_t turn;        /* 0 for the first */
+    int32_t kind;        /* PL_ROUTER_ONLY or PL_ENGINE_BACKED: as bound, else as asked for */
+    int32_t bound_slot;  /* worker; -1 when unbound */
     int32_t bound_generation;
+    int32_t bound_index; /* its index in this call's fleet; -1: unbound, or no longer there */
     bool has_parent;
+    bool delta; /* this turn carries only what is new in the session */
+    bool final; /* it is to be closed after this turn */
 };
 
 /* Written by the harness around the hooks, read and validated by C. Policies never see it. Numbers
@@ -217,7 +224,8 @@ struct pl_api {
     const char *(*req_tenant)(void *vm, int32_t *n);
     const char *(*req_path)(void *vm, int32_t *n);
     const char *(*req_id)(void *vm, int32_t *n);
-    const char *(*req_session_id)(void *vm, int32_t *n); /* NULL: none */
+    const char *(*req_session_id)(void *vm, int32_t *n);    /* NULL: none */
+    const char *(*session_parent_id)(void *vm, int32_t *n); /* NULL: none */
     const char *(*req_header)(void *vm, const char *name, int32_t name_len,
                               int32_t *n); /* NULL: absent */
     const char *(*req_member)(void *vm, const char *name, int32_t name_len,

@@ -312,6 +312,8 @@ static int decide_once(pl_request *rq)
         return 1;
     case PL_ASK_QUEUE:
         return wait_for_capacity(rq, d->wait_seconds, d->all_busy);
+    case PL_PIN_LOST:
+    case PL_NO_SESSION_WORKER:
     case PL_NO_WORKER:
         pl_count(&l->metrics.no_worker, 1);
         pl_relay_error(rq, 503, "no_worker", 2, "no engine that serves model '%.*s' is usable%s",

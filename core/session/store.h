@@ -1,7 +1,6 @@
 /* The affinity store: which worker a session is bound to, and until when. An interface, so that one
  * test suite (tests/unit/session/store_suite.h) holds for every store: memory.c is the one of a
- * single router; a shared one, for several routers, is to stand behind the same calls. Not used by
- * the proxy yet.
+ * single router, redis.c the one that several routers share.
  *
  * A session is named by (tenant, id), compared byte by byte. Its binding has a sliding deadline:
  * GET moves it to now + ttl, PEEK does not. A binding leaves the store in one of five ways:
@@ -13,6 +12,11 @@
  *     free          silently
  *
  * so an engine-backed binding is handed to exactly one place, which closes the engine's session.
+ *
+ * A turn of an engine-backed session holds a lease: one turn at a time, over all routers. LEASE
+ * takes it (or renews one's own) for lease_ms, RELEASE gives it back. A leased binding does not
+ * expire before its lease ends; RELEASE moves the deadline to now + ttl, so that the time to live
+ * counts from the end of a turn. A lease that is not renewed ends by itself (its router died).
  *
  * The calls are asynchronous in shape: pl_store_start answers at once, or says PL_STORE_PENDING and
  * answers later through call->done. The memory store always answers at once. A store behind a
@@ -50,21 +54,38 @@ typedef enum pl_session_kind {
     PL_SESSION_ENGINE_BACKED /* the engine holds state for it that must be closed */
 } pl_session_kind;
 
+/* What the owner keeps with an engine-backed binding, opaque to the store; travels with it, also
+ * between routers (so: fixed-size little-endian fields, no pointers). Router-only bindings have
+ * none. */
+typedef struct pl_note {
+    uint8_t n; /* bytes used */
+    uint8_t bytes[79];
+} pl_note;
+
 typedef struct pl_binding {
     int32_t slot; /* worker */
     int32_t generation;
     int32_t rank;
     pl_session_kind kind;
-    uint32_t ttl_ms;      /* 1 .. PL_SESSION_MAX_TTL_MS */
-    uint64_t deadline_ns; /* by the store's clock; set by the store */
-    uint64_t version;     /* set by the store; every put of a name gets one it never had; never 0 */
+    uint32_t turns;        /* counted by GET; PUT sets it */
+    uint64_t parent_hash;  /* of the parent session's name; 0: none. PUT sets it */
+    uint64_t opened_at_ns; /* by the store's clock; set by the store at the first put of the name */
+    uint64_t used_at_ns;   /* before this call: the last GET, PUT or RELEASE; set by the store */
+    pl_note note;          /* PUT and RELEASE set it */
+    uint32_t ttl_ms;       /* 1 .. PL_SESSION_MAX_TTL_MS */
+    uint64_t deadline_ns;  /* by the store's clock; set by the store */
+    uint64_t version; /* set by the store; every put of a name gets one it never had; never 0 */
 } pl_binding;
 
 typedef enum pl_store_op {
-    PL_STORE_GET,   /* fills binding and refreshes; PL_ENOTFOUND */
-    PL_STORE_PEEK,  /* fills binding; PL_ENOTFOUND */
-    PL_STORE_PUT,   /* binds to `binding`, fills its deadline and version, and old */
-    PL_STORE_REMOVE /* fills old; PL_ENOTFOUND when there was none */
+    PL_STORE_GET,    /* fills binding and refreshes; PL_ENOTFOUND */
+    PL_STORE_PEEK,   /* fills binding; PL_ENOTFOUND */
+    PL_STORE_PUT,    /* binds to `binding`, fills its deadline and version, and old */
+    PL_STORE_REMOVE, /* fills old; PL_ENOTFOUND when there was none */
+    PL_STORE_LEASE,  /* for `owner`, lease_ms from now; fills binding. PL_ENOTFOUND; PL_EBUSY:
+                        another  owner's lease lasts (binding is filled) */
+    PL_STORE_RELEASE /* ends `owner`'s lease, moves the deadline to now + ttl, replaces the note
+                        when binding.note.n > 0. PL_ENOTFOUND: no such binding, or not his lease */
 } pl_store_op;
 
 /* What PUT and REMOVE ask of the present binding. When it is not so they change nothing, and answer
@@ -84,6 +105,9 @@ typedef struct pl_store_call {
     pl_store_when when; /* GET and PEEK do not look at it */
     pl_session_name name;
     uint64_t version;   /* for PL_STORE_IF_VERSION */
+    uint64_t owner;     /* LEASE, RELEASE: random, not 0; one for each turn. PUT: not 0 binds with
+                           that owner's lease already held */
+    uint32_t lease_ms;  /* LEASE, and PUT with an owner */
     pl_binding binding; /* PUT: in, completed by the store; GET, PEEK: out */
     pl_binding old;     /* out: PUT, REMOVE; only with had_old */
     bool had_old;       /* out */
@@ -93,6 +117,18 @@ typedef struct pl_store_call {
     void (*done)(struct pl_store_call *c);
     void *pending; /* the store's own while pending */
 } pl_store_call;
+
+/* A page of sessions, for the admin API: in no order, each session that was there all the while
+ * exactly once. Caller owns it until answered, as pl_store_call. */
+typedef struct pl_store_list_call {
+    uint64_t cursor; /* in: 0 to begin; out: 0 when this was the last page */
+    uint32_t limit;  /* about how many, 1 .. 1000 */
+    void (*each)(struct pl_store_list_call *c, const pl_session_name *name, const pl_binding *b);
+    void (*done)(struct pl_store_list_call *c); /* as pl_store_call.done */
+    void *ctx;
+    int result;
+    void *pending;
+} pl_store_list_call;
 
 typedef struct pl_store_stats {
     uint64_t router_only, engine_backed; /* held now; due ones too until they expired */
@@ -106,6 +142,8 @@ typedef struct pl_store_ops {
     const char *name; /* in logs and metrics */
     int (*start)(pl_store *s, pl_store_call *c);
     void (*cancel)(pl_store *s, pl_store_call *c);
+    int (*list)(pl_store *s, pl_store_list_call *c);
+    void (*cancel_list)(pl_store *s, pl_store_list_call *c);
     void (*advance)(pl_store *s);
     void (*stats)(pl_store *s, pl_store_stats *out);
     void (*free)(pl_store *s);
@@ -130,6 +168,18 @@ static inline int pl_store_start(pl_store *s, pl_store_call *c)
 static inline void pl_store_cancel(pl_store *s, pl_store_call *c)
 {
     s->ops->cancel(s, c);
+}
+
+/* 0 or a negative pl_err when answered (each() has run), PL_STORE_PENDING when done() will be
+ * called. */
+static inline int pl_store_list(pl_store *s, pl_store_list_call *c)
+{
+    return s->ops->list(s, c);
+}
+
+static inline void pl_store_cancel_list(pl_store *s, pl_store_list_call *c)
+{
+    s->ops->cancel_list(s, c);
 }
 
 /* Expires what is due. Late calls lose nothing: an expired session is not found either way. */

@@ -75,15 +75,21 @@ error("perilune.meta is for the editor: it cannot be required")
 
 ---A session, for the session and expire hooks.
 ---@class (exact) perilune.Session
----@field age_seconds number
----@field idle_seconds number
----@field ttl_seconds number
+---@field age_seconds number since it was first bound; 0 when it is not
+---@field idle_seconds number since its last turn began or ended; 0 when it is not bound
+---@field ttl_seconds number its time to live: asked for, or as bound
+---@field held_tokens number an engine-backed session's, as last reported; -1 unknown
+---@field id_hash number of (tenant, id): 52 bits, exact in a double; never 0
+---@field parent_hash number of the parent's; 0: none named
 ---@field event integer enum pl_session_event
 ---@field turn integer 0 for the first
----@field kind integer PL_ROUTER_ONLY or PL_ENGINE_BACKED
----@field bound_slot integer -1 when unbound
+---@field kind integer PL_ROUTER_ONLY or PL_ENGINE_BACKED: as bound, else as asked for
+---@field bound_slot integer worker; -1 when unbound
 ---@field bound_generation integer
+---@field bound_index integer its index in this call's fleet; -1: unbound, or no longer there
 ---@field has_parent boolean
+---@field delta boolean this turn carries only what is new in the session
+---@field final boolean it is to be closed after this turn
 
 ---@class perilune
 local pl = {
@@ -119,6 +125,7 @@ local pl = {
   WHY_DRAINING = 3,
   WHY_AT_CAPACITY = 4,
   WHY_TRIED = 5,
+  WHY_NO_SESSIONS = 6,
   NO_SESSION_ENGINE = 0,
   OPEN_FAILED = 1,
   ENGINE_FAILED = 2,
