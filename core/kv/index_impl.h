@@ -13,7 +13,7 @@ enum {
     PL_IX_RUN_MAX = 4096, /* blocks in a run; a longer chain goes on in a child run */
     PL_IX_SLOTS = 4096,
     PL_IX_READERS = 1024,
-    PL_IX_SPACES_MAX = 65536,
+    PL_IX_SPACES_MAX = 65535,
     PL_IX_SPACE_BUCKETS = 1024,
     PL_IX_COPIES_MAX = (1 << 20) - 1, /* counted copies of one (worker, tier, engine hash) */
 };
@@ -33,6 +33,7 @@ typedef struct pl_ix_members {
     uint64_t hash;
     uint32_t refs;        /* stretches of runs that use it; the writer's */
     uint32_t n;           /* at least 2 */
+    bool plain;           /* all on devices, no worker twice */
     pl_ix_holder_id of[]; /* ascending */
 } pl_ix_members;
 
@@ -53,9 +54,10 @@ typedef struct pl_ix_stretches { /* immutable once published */
 typedef struct pl_ix_run {
     _Atomic uint64_t held; /* 0, or end << 32 | set, or MANY | the address of pl_ix_stretches */
     uint32_t id;
-    uint32_t parent; /* a run's id, or ROOT | space */
-    uint32_t space;
+    uint32_t parent;       /* a run's id, or ROOT | space */
     _Atomic uint32_t seen; /* the index's tick when it was last matched */
+    uint16_t space;
+    _Atomic uint16_t fork; /* where a child was attached last: readers look there ahead of time */
     uint16_t at;           /* blocks of the parent in front of it */
     uint16_t cap, n;       /* room and blocks in local[]; the writer's */
     uint16_t child_end;    /* no child is attached behind this; the writer's */

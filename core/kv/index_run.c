@@ -125,7 +125,7 @@ int pl_ix_run_new(pl_index *ix, uint32_t parent, uint32_t at, uint32_t space, co
     }
     *r = (pl_ix_run){.id = *id,
                      .parent = parent,
-                     .space = space,
+                     .space = (uint16_t)space,
                      .at = (uint16_t)at,
                      .cap = (uint16_t)n,
                      .n = (uint16_t)n};
@@ -136,6 +136,7 @@ int pl_ix_run_new(pl_index *ix, uint32_t parent, uint32_t at, uint32_t space, co
         ix->dir[parent].children++;
         if (ix->dir[parent].run->child_end < at)
             ix->dir[parent].run->child_end = (uint16_t)at;
+        atomic_store_explicit(&ix->dir[parent].run->fork, (uint16_t)at, memory_order_relaxed);
     }
     put(children(ix), r);
     pl_ix_count(&ix->blocks, n);
@@ -157,6 +158,7 @@ static int move(pl_index *ix, uint32_t id, uint32_t keep, uint32_t cap)
                      .child_end = old->child_end};
     atomic_init(&r->held, atomic_load_explicit(&old->held, memory_order_relaxed));
     atomic_init(&r->seen, atomic_load_explicit(&old->seen, memory_order_relaxed));
+    atomic_init(&r->fork, atomic_load_explicit(&old->fork, memory_order_relaxed));
     memcpy(r->local, old->local, keep * sizeof *r->local);
     pl_ix_count(&ix->blocks, (int64_t)keep - old->n);
     ix->dir[id].run = r;
