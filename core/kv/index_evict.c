@@ -119,7 +119,7 @@ static bool sweep_map(pl_index *ix, pl_ix_holder *h, uint32_t *work)
         pl_ix_forget(ix, h, run, at);
     }
     h->cursor = 0;
-    pl_ix_map_shrink(ix, &h->names);
+    pl_ix_map_shrink(ix, &h->names, 10); /* what was swept shall count */
     return true;
 }
 

@@ -90,8 +90,8 @@ typedef struct pl_ix_entry {
     uint32_t at_copies; /* offset in the run << 20 | copies */
 } pl_ix_entry;
 
-/* Open addressing with the entries in the order of their keys: a search ends at the first greater
- * key, and growing is one sequential copy. */
+/* Open addressing with the entries in the order of their keys, greatest first: a search ends at the
+ * first that is not greater, and growing is one sequential copy. */
 typedef struct pl_ix_map {
     pl_ix_entry *e;
     uint32_t cap; /* home places; the array has PL_IX_MAP_PAD more */
@@ -212,12 +212,13 @@ size_t pl_ix_map_growth(const pl_ix_map *m, size_t more); /* bytes that reservin
  * reserved; NULL all the same when the last places are full and there is no memory to grow. */
 pl_ix_entry *pl_ix_map_at(pl_index *ix, pl_ix_map *m, uint64_t key);
 void pl_ix_map_delete(pl_ix_map *m, pl_ix_entry *e);
-void pl_ix_map_shrink(pl_index *ix, pl_ix_map *m); /* when it is worth it */
+/* Gives back what is too much, if the table is less full than that many sixteenths. */
+void pl_ix_map_shrink(pl_index *ix, pl_ix_map *m, uint32_t below_16ths);
 void pl_ix_map_free(pl_index *ix, pl_ix_map *m);
 static inline void pl_ix_map_prefetch(const pl_ix_map *m, uint64_t key)
 {
     if (m->e)
-        __builtin_prefetch(&m->e[(uint64_t)(((unsigned __int128)key * m->cap) >> 64)], 1);
+        __builtin_prefetch(&m->e[(uint64_t)(((unsigned __int128)~key * m->cap) >> 64)], 1);
 }
 
 /* index_run.c */
