@@ -60,10 +60,11 @@ typedef struct pl_ix_run {
     _Atomic uint16_t fork; /* where a child was attached last: readers look there ahead of time */
     uint16_t at;           /* blocks of the parent in front of it */
     uint16_t cap, n;       /* room and blocks in local[]; the writer's */
-    uint16_t child_end;    /* no child is attached behind this; the writer's */
+    uint16_t child_end;    /* no child is attached behind this; perhaps KEEP; the writer's */
     uint64_t local[];
 } pl_ix_run;
 #define PL_IX_MANY (1ull << 63)
+#define PL_IX_KEEP 0x8000u /* names may point at blocks that nobody holds: all blocks must stay */
 #define PL_IX_ROOT 0x80000000u
 
 /* The writer's view of a run, by its id. Without a body it was evicted: it lives on in name only

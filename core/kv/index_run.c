@@ -134,9 +134,10 @@ int pl_ix_run_new(pl_index *ix, uint32_t parent, uint32_t at, uint32_t space, co
     ix->dir[*id] = (pl_ix_dir){.run = r};
     if (!(parent & PL_IX_ROOT)) {
         ix->dir[parent].children++;
-        if (ix->dir[parent].run->child_end < at)
-            ix->dir[parent].run->child_end = (uint16_t)at;
-        atomic_store_explicit(&ix->dir[parent].run->fork, (uint16_t)at, memory_order_relaxed);
+        pl_ix_run *p = ix->dir[parent].run;
+        if ((p->child_end & ~PL_IX_KEEP) < at)
+            p->child_end = (uint16_t)((p->child_end & PL_IX_KEEP) | at);
+        atomic_store_explicit(&p->fork, (uint16_t)at, memory_order_relaxed);
     }
     put(children(ix), r);
     pl_ix_count(&ix->blocks, n);
@@ -191,6 +192,8 @@ int pl_ix_run_append(pl_index *ix, uint32_t id, uint32_t keep, const uint64_t *l
 uint32_t pl_ix_run_needed(const pl_index *ix, uint32_t id)
 {
     const pl_ix_run *r = ix->dir[id].run;
+    if (r->child_end & PL_IX_KEEP)
+        return r->n;
     pl_ix_view v;
     pl_ix_look(r, &v);
     uint32_t n = v.n ? v.of[v.n - 1].end : 0;
@@ -207,7 +210,7 @@ static void detach(pl_index *ix, pl_ix_run *r)
     if (!(r->parent & PL_IX_ROOT)) {
         ix->dir[r->parent].children--;
         if (ix->dir[r->parent].children == 0)
-            ix->dir[r->parent].run->child_end = 0;
+            ix->dir[r->parent].run->child_end &= PL_IX_KEEP;
     }
 }
 

@@ -35,7 +35,7 @@ typedef struct storm_op {
 
 static inline uint64_t storm_name(storm *s, uint64_t before, uint64_t local, uint32_t space)
 {
-    uint64_t h = (before ^ local * 0x9e3779b97f4a7c15u ^ space) * 0xd6e8feb86659fd93u;
+    uint64_t h = (before * 3 + (local + 1) * 0x9e3779b97f4a7c15u + space) * 0xd6e8feb86659fd93u;
     if (!s->honest && pl_rng_below(&s->rng, 40) == 0)
         return pl_rng_below(&s->rng, 64); /* few of them: they meet */
     return h ^ h >> 32;
