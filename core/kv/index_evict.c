@@ -84,13 +84,12 @@ static void uncount(pl_index *ix, uint32_t run)
     }
 }
 
+/* The hand goes down from behind the last run to the first, 1. */
 static void condemn_some(pl_index *ix, uint32_t *work)
 {
     uint32_t now = atomic_load_explicit(&ix->tick, memory_order_relaxed);
-    for (; ix->evict.hand > 0 && *work && ix->evict.found < ix->evict.goal; --*work) {
+    for (; ix->evict.hand > 1 && *work && ix->evict.found < ix->evict.goal; --*work) {
         uint32_t id = --ix->evict.hand;
-        if (id >= ix->dir_n)
-            ix->evict.hand = id = ix->dir_n - 1;
         pl_ix_dir *d = &ix->dir[id];
         if (!d->run || d->children ||
             now - atomic_load_explicit(&d->run->seen, memory_order_relaxed) < ix->evict.min_age)
@@ -119,7 +118,7 @@ static bool sweep_map(pl_index *ix, pl_ix_holder *h, uint32_t *work)
         pl_ix_forget(ix, h, run, at);
     }
     h->cursor = 0;
-    pl_ix_map_shrink(ix, &h->names);
+    pl_ix_map_shrink(ix, &h->names, 10); /* what was swept shall count */
     return true;
 }
 
@@ -137,7 +136,7 @@ bool pl_ix_evict_step(pl_index *ix, uint32_t work)
 {
     if (ix->evict.phase == PL_IX_CONDEMN) {
         condemn_some(ix, &work);
-        if (ix->evict.found < ix->evict.goal && ix->evict.hand > 0)
+        if (ix->evict.found < ix->evict.goal && ix->evict.hand > 1)
             return true;
         if (ix->evict.found < ix->evict.goal && ix->evict.min_age > 0) {
             ix->evict.min_age /= 2;
