@@ -43,7 +43,7 @@ typedef struct pl_feed_socket {
 struct pl_feed_link {
     bool bind;
     char endpoint[256];
-    char actual[128]; /* with the port that was given to it */
+    char actual[256]; /* with the port that was given to it */
     pl_feed_socket *sub, *monitor;
     pl_feed_stream *streams;
     pl_feed_link *next;
@@ -98,7 +98,8 @@ struct pl_feed_stream {
     bool shut; /* nothing is received: it is cut off */
     bool wants_ask;
     pl_feed_socket *ask;
-    uint64_t *names; /* of a snapshot that arrives */
+    uint64_t answer_bytes; /* of what was asked for, so far */
+    uint64_t *names;       /* of a snapshot that arrives */
     size_t names_n, names_cap;
     uint64_t snapshot_resume, snapshot_count;
     bool snapshot_headed;

@@ -249,7 +249,7 @@ int pl_feed_ask_open(pl_feed *f, pl_feed_stream *s)
     for (int i = 0; i < 8; i++)
         from[i] = (uint8_t)(s->trust.ask_from >> 8 * (7 - i));
     /* a ROUTER drops what its peer does not take: let there be room */
-    if (set(k->z, ZMQ_RCVHWM, 100000) || zmq_connect(k->z, endpoint) ||
+    if (set(k->z, ZMQ_RCVHWM, f->limits.answer_messages) || zmq_connect(k->z, endpoint) ||
         send_frame(k->z, "", 0, true) ||
         (replay ? send_frame(k->z, from, sizeof from, false)
                 : send_frame(k->z, "snapshot-v1", 11, false))) {

@@ -135,6 +135,7 @@ static void ask(pl_feed *f, pl_feed_stream *s)
         return;
     }
     f->asks++;
+    s->answer_bytes = 0;
     pl_trust_asked(&s->trust, pl_feed_now(f));
 }
 
@@ -450,7 +451,11 @@ void pl_feed_stream_answer(pl_feed *f, pl_feed_stream *s, pl_feed_frames *fr)
 {
     uint64_t now = pl_feed_now(f), seq;
     int first = fr->n > 0 && frame(fr, 0).n == 0 ? 1 : 0, n = fr->n - first;
-    if (s->trust.ask == PL_ASK_SNAPSHOT) {
+    for (int i = 0; i < fr->n; i++)
+        s->answer_bytes += zmq_msg_size(&fr->part[i]);
+    if (s->answer_bytes > f->limits.answer_bytes) {
+        act_only(f, s, pl_trust_flood(&s->trust, now));
+    } else if (s->trust.ask == PL_ASK_SNAPSHOT) {
         int rc = fr->too_many || n != 2
                      ? PL_EPROTOCOL
                      : take_snapshot(f, s, frame(fr, first), frame(fr, first + 1));

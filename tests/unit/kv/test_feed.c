@@ -16,6 +16,15 @@
 #include "index_double.h"
 #include "pack.h"
 
+#ifdef __SANITIZE_THREAD__
+/* As in tests/tsan.supp: libzmq is not instrumented, its queues show no order. */
+const char *__tsan_default_suppressions(void);
+const char *__tsan_default_suppressions(void)
+{
+    return "called_from_lib:libzmq.so\nrace:libzmq.so\n";
+}
+#endif
+
 #define MS 1000000ull
 
 enum { BUFFER = 512 };
@@ -24,7 +33,7 @@ enum { BUFFER = 512 };
 
 typedef struct engine {
     void *ctx, *pub, *router;
-    char endpoint[128], replay[128];
+    char endpoint[256], replay[256];
     const char *topic;
     size_t topic_n;
     pl_buf batch[BUFFER]; /* of this lifetime, by number */
@@ -33,7 +42,7 @@ typedef struct engine {
     bool new_style;      /* replays with the topic before the number */
 } engine;
 
-static void *socket_on(engine *e, int type, const char *address, char out[128])
+static void *socket_on(engine *e, int type, const char *address, char out[256])
 {
     void *z = zmq_socket(e->ctx, type);
     assert_non_null(z);
@@ -44,7 +53,7 @@ static void *socket_on(engine *e, int type, const char *address, char out[128])
         zmq_close(z);
         return NULL;
     }
-    size_t n = 128;
+    size_t n = 256;
     assert_int_equal(zmq_getsockopt(z, ZMQ_LAST_ENDPOINT, out, &n), 0);
     return z;
 }
@@ -344,7 +353,7 @@ static void a_reconnect_finds_a_restarted_engine(void **state)
     engine_wait(&e);
     engine_store(&e, 1, 0, false);
     WAIT(&e, double_count(slot) == 1);
-    char endpoint[128], replay[128];
+    char endpoint[256], replay[256];
     strcpy(endpoint, e.endpoint);
     strcpy(replay, e.replay);
     zmq_close(e.pub);
@@ -530,7 +539,7 @@ static void ranks_have_ports_of_their_own(void **state)
     for (int tries = 0;; tries++) { /* two ports in a row that are free */
         assert_true(tries < 100);
         engine_open(&e[0]);
-        char next[128];
+        char next[300];
         const char *colon = strrchr(e[0].endpoint, ':');
         snprintf(next, sizeof next, "%.*s:%d", (int)(colon - e[0].endpoint), e[0].endpoint,
                  atoi(colon + 1) + 1);
@@ -568,6 +577,56 @@ static void ranks_have_ports_of_their_own(void **state)
     pl_feed_free(feed);
     engine_close(&e[0]);
     engine_close(&e[1]);
+}
+
+/* One publisher for both ranks: its batches name them, and when it restarts both are cleared. */
+static void one_stream_for_all_ranks(void **state)
+{
+    (void)state;
+    engine e;
+    int slots[] = {2, 3};
+    engine_open(&e);
+    feed_open(NULL);
+    pl_feed_source s = source(&e, slots, false);
+    s.ranks_n = 2;
+    s.one_stream = true;
+    add(&s);
+    engine_wait(&e);
+    for (int rank = 0; rank < 2; rank++) {
+        pack(&e.batch[rank], "[f,[['BlockStored',[7],n,[2],1]],u]", 1.0, (uint64_t)rank);
+        e.next++;
+        engine_send(&e, (uint64_t)rank);
+    }
+    WAIT(NULL, stats(3).counts.stored == 1);
+    assert_true(double_count(2) == 1 && double_count(3) == 1);
+    assert_true(stats(2).last_seq == 1 && stats(3).last_seq == 1 && stats(3).rank == 1);
+    engine_forget(&e);
+    engine_store(&e, 9, 0, false);
+    WAIT(NULL, stats(3).restarts == 1);
+    assert_true(double_count(2) == 1 && double_count(3) == 0);
+    pl_feed_free(feed);
+    engine_close(&e);
+}
+
+/* A replay without end is a flood like any other. */
+static void an_answer_without_end_is_cut_off(void **state)
+{
+    (void)state;
+    engine e;
+    int slot = 0;
+    engine_open(&e);
+    pl_feed_options o = PL_FEED_OPTIONS;
+    o.limits.answer_bytes = 1000;
+    feed_open(&o);
+    for (uint64_t i = 1; i <= 100; i++)
+        engine_store(&e, i, i - 1, true);
+    pl_feed_source s = source(&e, &slot, true);
+    add(&s);
+    WAIT(&e, in_state(slot, PL_TRUST_UNTRUSTED));
+    assert_int_equal(stats(slot).floods, 1);
+    assert_int_equal(double_count(slot), 0);
+    pl_feed_free(feed);
+    engine_close(&e);
 }
 
 static void a_snapshot_confirms_or_drops(void **state)
@@ -800,6 +859,8 @@ int main(void)
         cmocka_unit_test(what_is_held_is_bounded),
         cmocka_unit_test(engines_connect_to_us),
         cmocka_unit_test(ranks_have_ports_of_their_own),
+        cmocka_unit_test(one_stream_for_all_ranks),
+        cmocka_unit_test(an_answer_without_end_is_cut_off),
         cmocka_unit_test(a_snapshot_confirms_or_drops),
         cmocka_unit_test(events_over_http),
         cmocka_unit_test(stores_that_lead_nowhere_show),
