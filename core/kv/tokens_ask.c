@@ -31,16 +31,16 @@ static void find_extras(pl_ask *q, pl_str body)
             }
 }
 
-static void put_member(pl_canon *c, char name, const pl_member *m)
+static void put_member(pl_kv_canon *c, char name, const pl_member *m)
 {
     if (m->type == PL_JSON_ABSENT)
         return;
-    pl_canon_put_tag(c, PL_CANON_KEY);
-    pl_canon_put(c, &name, 1);
-    pl_canon_value(c, m->raw);
+    pl_kv_canon_put_tag(c, PL_CANON_KEY);
+    pl_kv_canon_put(c, &name, 1);
+    pl_kv_canon_value(c, m->raw);
 }
 
-static int read_messages(pl_ask *q, pl_canon *c)
+static int read_messages(pl_ask *q, pl_kv_canon *c)
 {
     const pl_member *m = &q->scan->members[PL_MEMBER_MESSAGES];
     if (m->elements == 0)
@@ -57,11 +57,11 @@ static int read_messages(pl_ask *q, pl_canon *c)
         return PL_EINVALID;
     while (q->n < m->elements && pl_json_item(&j) > 0) {
         const char *from = j.p;
-        pl_canon_message(c, &j);
+        pl_kv_canon_message(c, &j);
         if (j.rc)
             return PL_EINVALID;
         q->raw[q->n] = (pl_str){from, (size_t)(j.p - from)};
-        q->keys[q->n++] = pl_canon_digest(c);
+        q->keys[q->n++] = pl_kv_canon_digest(c);
     }
     return 0;
 }
@@ -69,8 +69,8 @@ static int read_messages(pl_ask *q, pl_canon *c)
 int pl_ask_read(pl_ask *q, pl_str body, const pl_scan *scan, pl_tokcache_api api, uint64_t seed)
 {
     *q = (pl_ask){.scan = scan, .plain = true};
-    pl_canon c;
-    pl_canon_init(&c, seed, PL_CANON_CHUNK, NULL, 0);
+    pl_kv_canon c;
+    pl_kv_canon_init(&c, seed, PL_CANON_CHUNK, NULL, 0);
     if (scan->members[PL_MEMBER_MESSAGES].type == PL_JSON_ARRAY) {
         if (api != PL_TOKCACHE_CHAT || scan->members[PL_MEMBER_MESSAGES].attachments ||
             scan->members[PL_MEMBER_SYSTEM].type != PL_JSON_ABSENT)
@@ -91,10 +91,10 @@ int pl_ask_read(pl_ask *q, pl_str body, const pl_scan *scan, pl_tokcache_api api
     q->raw = malloc(sizeof *q->raw);
     if (!q->keys || !q->raw)
         return PL_ENOMEM;
-    pl_canon_put_tag(&c, PL_CANON_TEXT);
-    pl_canon_string(&c, m->raw, m->escaped);
+    pl_kv_canon_put_tag(&c, PL_CANON_TEXT);
+    pl_kv_canon_string(&c, m->raw, m->escaped);
     q->raw[0] = m->raw;
-    q->keys[0] = pl_canon_digest(&c);
+    q->keys[0] = pl_kv_canon_digest(&c);
     q->n = 1;
     return 0;
 }

@@ -285,7 +285,7 @@ static void call_ended(pl_tokcache *c, model *m, bool ok)
 
 static uint64_t key_of(const model *m, uint64_t boundary)
 {
-    return pl_canon_link(boundary, m->epoch * 0x632be59bd9b4e019u);
+    return pl_kv_canon_link(boundary, m->epoch * 0x632be59bd9b4e019u);
 }
 
 /* What is to be asked for, decided under the lock. */
