@@ -35,7 +35,7 @@ static void put_member(pl_kv_canon *c, char name, const pl_member *m)
 {
     if (m->type == PL_JSON_ABSENT)
         return;
-    pl_kv_canon_put_tag(c, PL_CANON_KEY);
+    pl_kv_canon_put_tag(c, PL_KV_CANON_KEY);
     pl_kv_canon_put(c, &name, 1);
     pl_kv_canon_value(c, m->raw);
 }
@@ -70,7 +70,7 @@ int pl_ask_read(pl_ask *q, pl_str body, const pl_scan *scan, pl_tokcache_api api
 {
     *q = (pl_ask){.scan = scan, .plain = true};
     pl_kv_canon c;
-    pl_kv_canon_init(&c, seed, PL_CANON_CHUNK, NULL, 0);
+    pl_kv_canon_init(&c, seed, PL_KV_CANON_CHUNK, NULL, 0);
     if (scan->members[PL_MEMBER_MESSAGES].type == PL_JSON_ARRAY) {
         if (api != PL_TOKCACHE_CHAT || scan->members[PL_MEMBER_MESSAGES].attachments ||
             scan->members[PL_MEMBER_SYSTEM].type != PL_JSON_ABSENT)
@@ -91,7 +91,7 @@ int pl_ask_read(pl_ask *q, pl_str body, const pl_scan *scan, pl_tokcache_api api
     q->raw = malloc(sizeof *q->raw);
     if (!q->keys || !q->raw)
         return PL_ENOMEM;
-    pl_kv_canon_put_tag(&c, PL_CANON_TEXT);
+    pl_kv_canon_put_tag(&c, PL_KV_CANON_TEXT);
     pl_kv_canon_string(&c, m->raw, m->escaped);
     q->raw[0] = m->raw;
     q->keys[0] = pl_kv_canon_digest(&c);
