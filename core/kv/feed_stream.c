@@ -536,6 +536,7 @@ static void fill(const pl_feed_stream *s, int rank, pl_feed_stats *st)
         .nothing_indexed = c->stores > 0 && c->stored == 0,
         .has_seq = t->known && t->next > 0,
         .last_seq = t->known && t->next > 0 ? t->next - 1 : 0,
+        .block_tokens = o->target.block_tokens,
         .lag_seconds = s->lag,
         .held_batches = s->held_n,
         .held_bytes = s->held_bytes,
