@@ -109,8 +109,8 @@ const pl_hist *pl_sessions_close_latency(const pl_sessions *s); /* of close RPCs
 void pl_sessions_expire(pl_sessions *s, const pl_session_name *name, const pl_binding *b,
                         int action, double seconds);
 
-/* The engine leaves: its sessions are closed on it, as far as it still answers. Their bindings stay:
- * the next turn finds that its worker is gone. Control thread. */
+/* The engine leaves: its sessions are closed on it, as far as it still answers. Their bindings
+ * stay: the next turn finds that its worker is gone. Control thread. */
 void pl_sessions_engine_gone(pl_sessions *s, pl_engine *e);
 
 /* Closes one by name, for the admin API. Control thread, with the control thread's store handle.
