@@ -23,6 +23,7 @@ typedef struct pl_decider_options {
     pl_breaker_options breaker;
     double max_wait_seconds;                  /* clamp for QUEUE, 30 */
     double max_retry_after_seconds;           /* clamp for SHED, 3600 */
+    double max_retention_seconds;             /* clamp for retain, 86,400 */
     double default_prefill_tokens_per_second; /* records, until measured: 8,000 */
     /* five errors in ten seconds suspend the policy for 1, 2, 4 .. 60 s; then one request probes it
      */
@@ -75,17 +76,19 @@ typedef struct pl_decision {
     pl_worker_state *worker;
     double wait_seconds, retry_after_seconds;
     bool all_busy;            /* with PL_ASK_QUEUE: for want of capacity, not by admit */
+    bool spilled;             /* another worker for this turn only: the pin was at its cap */
     double shrink_max_tokens; /* -1, or the output limit to put into the body */
     char reason[PL_REASON_MAX + 1];
-    bool by_policy; /* false: a fallback decided */
+    bool by_policy; /* false: the binding or a fallback decided */
 } pl_decision;
 
 /* With a pin: admit is asked as always; then, when the pin is eligible, it is the answer (reason
  * "session") without route or score, unless the policy has declared affinity = "soft" and pin_must
- * is false: then the policy's own choice counts. A pin that is at its cap: pin_must waits
- * (PL_ASK_QUEUE, all_busy); else the policy chooses another for this turn (reason "session_spill",
- * unless route gave one). A pin that cannot be picked otherwise: PL_PIN_LOST with pin_must, else as
- * if there were none. */
+ * is false: then the policy's own choice counts (and the pin when it chose nobody or failed). A pin
+ * that is at its cap: pin_must waits (PL_ASK_QUEUE, all_busy); else the policy chooses another for
+ * this turn (reason "session_spill", unless route gave one; spilled: the binding is to stay). A pin
+ * that cannot be picked otherwise (pin_must without a pin is one): PL_PIN_LOST with pin_must,
+ * before anybody is asked, else as if there were none. A pin with pin_must needs no can_open. */
 void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out);
 
 /* The session hook: how long the session lives and of which kind it is to be. Without the hook, or
@@ -100,7 +103,8 @@ typedef struct pl_session_choice {
 void pl_decide_session(pl_decider *d, pl_ask *ask, double max_ttl_seconds,
                        pl_session_choice *inout);
 
-/* The retain hook, after the choice of w. */
+/* The retain hook, after the choice of w: what it left out stays as given. Seconds are clamped to 0
+ * .. max_retention_seconds. */
 typedef struct pl_retain_choice {
     double retention_seconds; /* -1: the body is left alone */
     bool has_priority;
@@ -109,8 +113,9 @@ typedef struct pl_retain_choice {
 bool pl_decider_wants_retain(const pl_decider *d);
 void pl_decide_retain(pl_decider *d, pl_ask *ask, pl_worker_state *w, pl_retain_choice *inout);
 
-/* The expire hook: PL_CLOSE (the default), PL_EXTEND with *seconds, PL_DROP. `names` gives the
- * strings (tenant, session_id, model empty). */
+/* The expire hook: PL_CLOSE (the default), PL_EXTEND with *seconds (1 ms .. max_ttl_seconds),
+ * PL_DROP. `names` gives the strings (tenant, session_id, session_parent; model empty). s->event
+ * NONE is shown as CLOSE. */
 int pl_decide_expire(pl_decider *d, const struct pl_session *s, const pl_request_view *names,
                      double max_ttl_seconds, double *seconds);
 

@@ -90,6 +90,8 @@ typedef struct pl_sessions_config {
 /* The memory store's `expired` and the controller need each other: the store is made with
  * pl_sessions_expired and this as its ctx, then given with pl_sessions_set_store. */
 int pl_sessions_new(const pl_sessions_config *c, pl_sessions **out);
+/* The control thread's handle, before the first loop runs; it outlives the controller. */
+void pl_sessions_set_store(pl_sessions *s, pl_store *store);
 void pl_sessions_expired(void *sessions, const pl_session_name *name, const pl_binding *b);
 /* Stops: closes every engine-backed session that this process opened when close_all (a store that
  * dies with it), waits at most deadline_ms; done runs on the control thread. */
@@ -101,12 +103,14 @@ const pl_hist *pl_sessions_open_latency(const pl_sessions *s);  /* of open RPCs,
 const pl_hist *pl_sessions_close_latency(const pl_sessions *s); /* of close RPCs, ns */
 
 /* The verdict of the expire hook: PL_CLOSE, PL_EXTEND (seconds: bound again unless it has been
- * bound meanwhile), PL_DROP (forgotten; the engine's own timeout frees it). Any thread. */
+ * bound meanwhile), PL_DROP (forgotten; the engine's own timeout frees it). Since nobody can move
+ * the engine's own timeout, all extensions between two turns are at most engine_extra_seconds
+ * together; then it is closed. The next turn's end brings its own ttl back. Any thread. */
 void pl_sessions_expire(pl_sessions *s, const pl_session_name *name, const pl_binding *b,
                         int action, double seconds);
 
-/* The engine leaves: its sessions are closed on it (as far as it still answers) and forgotten.
- * Control thread. */
+/* The engine leaves: its sessions are closed on it, as far as it still answers. Their bindings stay:
+ * the next turn finds that its worker is gone. Control thread. */
 void pl_sessions_engine_gone(pl_sessions *s, pl_engine *e);
 
 /* Closes one by name, for the admin API. Control thread, with the control thread's store handle.
@@ -125,6 +129,10 @@ typedef struct pl_sessions_loop_config {
 pl_sessions_loop *pl_sessions_loop_new(pl_sessions *s, const pl_sessions_loop_config *c);
 void pl_sessions_loop_free(pl_sessions_loop *l);
 
+/* Of (tenant, id), the same in every process: 52 bits, exact in a double; never 0. What a binding's
+ * parent_hash is. */
+uint64_t pl_session_name_hash(const pl_session_name *name);
+
 /* --- one turn; embed it, zero-initialise --- */
 
 typedef enum pl_turn_end_kind {
@@ -141,10 +149,13 @@ struct pl_turn {
     const pl_wish *wish;
     void (*ready)(pl_turn *t, int rc); /* see begin and open */
 
+    uint32_t capacity_of_str_len; /* before pl_turn_open; 0: the options' */
+
     /* after ready(): */
     bool bound;    /* `binding` is the session's */
     bool leased;   /* this turn holds the session's lease: it is engine-backed */
-    bool fallback; /* the shared store is out of reach: choose by rendezvous, bind nothing */
+    bool fallback; /* the shared store is out of reach: choose by rendezvous. With `bound`: what
+                      this process last knew; an engine-backed one is affinity only (not leased) */
     pl_binding binding;
     pl_history history; /* of an engine-backed session; what it holds on its engine */
     double held_tokens; /* of an engine-backed session, as last reported */
@@ -168,17 +179,23 @@ pl_worker_state *pl_turn_worker(const pl_turn *t, const pl_model *m);
  * below the caps? 0, PL_EUNAVAILABLE (not able), PL_ELIMIT (full). Cheap, any thread. */
 int pl_sessions_can_open(const pl_sessions *s, const pl_worker_state *w);
 
+/* The same for a regular (not streaming) session, which every engine with /open_session does. */
+int pl_sessions_can_open_regular(const pl_sessions *s, const pl_worker_state *w);
+
 /* Opens the session on w and binds it, in place of the present binding when there is one (which is
  * closed: PL_CLOSE_REBOUND). PL_STORE_PENDING, then ready(t, rc); or an error at once. rc: 0
  * (bound, leased, history NONE); PL_EEXISTS: another router was first, `binding` is its (this open
  * was closed); PL_EUNAVAILABLE: the engine does not do it (404, 400: engine->caps says so until the
  * next probe); PL_ETIMEOUT, PL_ECONNECT, ...: it failed (and was closed as far as possible);
- * PL_ELIMIT: the store is full; PL_EBUSY from the store's lease. After an error the turn goes on,
- * as it was. */
+ * PL_ELIMIT: the store is full, or w is; PL_EIO: the store is out of reach (`fallback` is set);
+ * PL_EBUSY: too many turns wait, or after a lost race the winner's turn did not end in
+ * turn_wait_ms. After PL_EEXISTS the turn is bound and holds the winner's lease. After another
+ * error the turn goes on, as it was. */
 int pl_turn_open(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms, bool streaming);
 
-/* The engine's name of the session into buf (NUL-terminated); its length, 0 when not engine-backed.
- */
+/* The engine's name of the session into buf (NUL-terminated, of the ASCII letters, digits and marks
+ * that need no care in JSON); its length, 0 when the turn does not hold the lease of an
+ * engine-backed one. */
 #define PL_ENGINE_SESSION_MAX (PL_SESSION_MAX_ID_BYTES + 18)
 size_t pl_turn_engine_id(const pl_turn *t, char buf[PL_ENGINE_SESSION_MAX]);
 
@@ -187,8 +204,10 @@ size_t pl_turn_engine_id(const pl_turn *t, char buf[PL_ENGINE_SESSION_MAX]);
  * nothing. */
 void pl_turn_sent(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms);
 
-/* Ends it: gives back lease and turn, records history (LOST unless DONE) and held tokens, closes
- * when the wish says so (close, final) or when it is poisoned. held_tokens < 0: not known. */
+/* Ends it: gives back lease and turn, records history (LOST unless DONE; as it was when the turn
+ * was never sent) and held tokens, closes when the wish says so (close, final), when it is
+ * poisoned, or when it was opened by this turn, which was never sent and is not DONE. held_tokens <
+ * 0: not known; history NULL: as it was. */
 void pl_turn_end(pl_turn *t, pl_turn_end_kind how, const pl_history *history, double held_tokens);
 void pl_turn_cancel(pl_turn *t);
 
