@@ -23,6 +23,7 @@ typedef uint32_t pl_index_space; /* 0 is none */
 /* Where a copy lies; a nearer tier is worth more. */
 typedef enum pl_tier { PL_TIER_DEVICE, PL_TIER_HOST, PL_TIER_DISK, PL_TIER_EXTERNAL } pl_tier;
 enum { PL_TIERS = 4 };
+enum { PL_INDEX_SPACE_NAME_MAX = 4096 }; /* bytes of a space's model, LoRA and salt */
 
 typedef struct pl_index_options {
     uint64_t max_bytes; /* the cap on all of it; above it the least recently matched go first */

@@ -1,0 +1,181 @@
+/* The readers' side of the KV index: a match walks runs from the root of its space and intersects
+ * the sets it meets. Any thread with a reader of its own; it takes no lock, allocates nothing, and
+ * writes to shared memory only its own epoch and, once a tick, that a run was matched.
+ *
+ * A walk costs one comparison of the prompt's hashes with a run's, two dependent reads for each run
+ * that the path enters (a slot of the children's table, the run), and work on sets only where the
+ * set changes: first all holders of the first block are put down, then those that go on are found
+ * in the answer by their slot. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/err.h"
+#include "kv/index_impl.h"
+
+pl_index_reader *pl_index_reader_new(pl_index *ix)
+{
+    for (int i = 0; i < PL_IX_READERS; i++) {
+        pl_index_reader *r = atomic_load_explicit(&ix->reader[i], memory_order_acquire);
+        if (!r) {
+            pl_index_reader *made = aligned_alloc(_Alignof(pl_index_reader), sizeof *made);
+            if (!made)
+                return NULL;
+            memset(made, 0, sizeof *made);
+            made->ix = ix;
+            atomic_init(&made->taken, 1);
+            if (atomic_compare_exchange_strong(&ix->reader[i], &r, made))
+                return made;
+            free(made);
+        }
+        uint32_t free_one = 0;
+        if (atomic_compare_exchange_strong(&r->taken, &free_one, 1))
+            return r;
+    }
+    return NULL;
+}
+
+void pl_index_reader_free(pl_index_reader *r)
+{
+    if (r)
+        atomic_store(&r->taken, 0);
+}
+
+typedef struct walk {
+    pl_index_reader *r;
+    const pl_index *ix;
+    pl_match *out;
+    int cap, n;
+    bool check_lives;
+    uint32_t depth; /* blocks that are accounted for in out[] */
+    uint32_t more;  /* blocks behind them, all held by set */
+    pl_ix_set set;
+} walk;
+
+static inline bool past_life(const walk *w, pl_ix_holder_id h)
+{
+    return w->check_lives && atomic_load_explicit((_Atomic uint16_t *)&w->ix->life[h >> 16],
+                                                  memory_order_relaxed) != (uint16_t)h;
+}
+
+/* The holders of the first blocks. Ids ascend, so a worker's tiers follow each other. */
+static void put_first(walk *w, const pl_ix_holder_id *of, uint32_t n)
+{
+    uint32_t more = w->more;
+    for (uint32_t i = 0; i < n; i++) {
+        int slot = (int)(of[i] >> 18);
+        uint32_t tier = of[i] >> 16 & 3;
+        if (past_life(w, of[i]))
+            continue;
+        if (w->n == 0 || w->out[w->n - 1].slot != slot) {
+            if (w->n == w->cap)
+                return;
+            pl_match *m = &w->out[w->n];
+            m->slot = slot;
+            w->r->place[slot] = (uint16_t)w->n++;
+            m->blocks[0] = tier > 0 ? 0 : more;
+            m->blocks[1] = tier > 1 ? 0 : more;
+            m->blocks[2] = tier > 2 ? 0 : more;
+            m->blocks[3] = more;
+        } else {
+            for (uint32_t t = tier; t < PL_TIERS; t++)
+                w->out[w->n - 1].blocks[t] = more;
+        }
+    }
+}
+
+/* Those that hold the next blocks as well. A tier without a hole so far has all of depth. */
+static bool put_next(walk *w, const pl_ix_holder_id *of, uint32_t n)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n; i++) {
+        int slot = (int)(of[i] >> 18), k = w->r->place[slot];
+        if (k >= w->n || w->out[k].slot != slot || past_life(w, of[i]))
+            continue;
+        for (uint32_t t = of[i] >> 16 & 3; t < PL_TIERS; t++)
+            if (w->out[k].blocks[t] == w->depth) {
+                w->out[k].blocks[t] = w->depth + w->more;
+                any = true;
+            }
+    }
+    return any;
+}
+
+/* Accounts for the blocks that are pending. False: nobody holds the prompt that far. */
+static bool flush(walk *w)
+{
+    pl_ix_holder_id one = w->set & ~PL_IX_ONE;
+    const pl_ix_holder_id *of = &one;
+    uint32_t n = 1;
+    if (!(w->set & PL_IX_ONE)) {
+        _Atomic(pl_ix_members *) *sets = atomic_load_explicit(
+            (_Atomic(_Atomic(pl_ix_members *) *) *)&w->ix->sets, memory_order_acquire);
+        const pl_ix_members *m = atomic_load_explicit(&sets[w->set], memory_order_acquire);
+        of = m->of;
+        n = m->n;
+    }
+    bool any = true;
+    if (w->depth)
+        any = put_next(w, of, n);
+    else
+        put_first(w, of, n);
+    w->depth += w->more;
+    w->more = 0;
+    return any && w->n > 0;
+}
+
+/* Blocks [0, m) of the run are the prompt's next. False: nobody holds it that far. */
+static inline bool take(walk *w, const pl_ix_view *v, uint32_t m)
+{
+    for (uint32_t i = 0, begin = 0; begin < m; begin = v->of[i++].end) {
+        pl_ix_set set = v->of[i].set;
+        if (set != w->set) {
+            if (w->more && !flush(w))
+                return false;
+            w->set = set;
+        }
+        if (set == 0)
+            return false;
+        w->more += (v->of[i].end < m ? v->of[i].end : m) - begin;
+    }
+    return true;
+}
+
+int pl_index_match(pl_index_reader *r, pl_index_space space, const uint64_t *local, size_t n,
+                   pl_match *out, int cap)
+{
+    const pl_index *ix = r->ix;
+    if (n == 0 || space == 0 || cap <= 0)
+        return 0;
+    atomic_store_explicit(
+        &r->epoch, atomic_load_explicit((_Atomic uint64_t *)&ix->epoch, memory_order_relaxed),
+        memory_order_seq_cst);
+    walk w = {.r = r,
+              .ix = ix,
+              .out = out,
+              .cap = cap,
+              .check_lives = atomic_load_explicit((_Atomic uint32_t *)&ix->past_lives,
+                                                  memory_order_acquire) != 0};
+    uint32_t tick = atomic_load_explicit((_Atomic uint32_t *)&ix->tick, memory_order_relaxed);
+    const pl_ix_children *c =
+        atomic_load_explicit((_Atomic(pl_ix_children *) *)&ix->children, memory_order_acquire);
+    pl_ix_run *run = pl_ix_child(c, PL_IX_ROOT | space, 0, local[0]);
+    for (size_t pos = 0; run;) {
+        if (atomic_load_explicit(&run->seen, memory_order_relaxed) != tick)
+            atomic_store_explicit(&run->seen, tick, memory_order_relaxed);
+        pl_ix_view v;
+        pl_ix_look(run, &v);
+        uint32_t held = v.n ? v.of[v.n - 1].end : 0;
+        size_t left = n - pos;
+        uint32_t m = (uint32_t)pl_ix_equal(run->local, local + pos, left < held ? left : held);
+        if (!take(&w, &v, m) || m == 0)
+            break;
+        pos += m;
+        if (pos == n)
+            break;
+        run = pl_ix_child(c, run->id, m, local[pos]);
+    }
+    if (w.more)
+        flush(&w);
+    atomic_store_explicit(&r->epoch, 0, memory_order_release);
+    return w.n;
+}

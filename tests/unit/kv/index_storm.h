@@ -1,0 +1,160 @@
+/* Random events for the KV index and its model: conversations that branch, in several spaces, on
+ * several workers and tiers, with what goes wrong in life: holes, duplicates, names that mean
+ * another block than before, second names, clears, unknown parents. What it makes depends on its
+ * seed only. */
+#ifndef PL_TEST_INDEX_STORM_H
+#define PL_TEST_INDEX_STORM_H
+
+#include "base/rng.h"
+#include "index_model.h"
+
+enum { STORM_CHAINS = 48, STORM_DEPTH = 96, STORM_SPACES = 3 };
+
+typedef struct storm {
+    pl_rng rng;
+    int workers;
+    bool honest;   /* a name always means the same block */
+    uint32_t wide; /* local hashes are below it: the smaller the more branches meet */
+    struct {
+        uint32_t space_number, n; /* 0 .. STORM_SPACES - 1 */
+        uint64_t local[STORM_DEPTH], name[STORM_DEPTH];
+    } chain[STORM_CHAINS];
+} storm;
+
+typedef enum storm_kind { STORM_STORE, STORM_REMOVE, STORM_CLEAR, STORM_QUERY } storm_kind;
+
+typedef struct storm_op {
+    storm_kind kind;
+    uint32_t space_number;
+    int slot, tier; /* tier -1: all, of a clear */
+    bool has_parent;
+    uint64_t parent;
+    uint64_t local[STORM_DEPTH], name[STORM_DEPTH];
+    size_t n;
+} storm_op;
+
+static uint64_t storm_name(storm *s, uint64_t before, uint64_t local, uint32_t space)
+{
+    uint64_t h = (before ^ local * 0x9e3779b97f4a7c15u ^ space) * 0xd6e8feb86659fd93u;
+    if (!s->honest && pl_rng_below(&s->rng, 40) == 0)
+        return pl_rng_below(&s->rng, 64); /* few of them: they meet */
+    return h ^ h >> 32;
+}
+
+/* Chain c from block `from` on becomes new, behind the first `from` blocks of another. */
+static void storm_renew(storm *s, uint32_t c)
+{
+    uint32_t of = pl_rng_below(&s->rng, STORM_CHAINS), from = 0;
+    if (s->chain[of].n && pl_rng_below(&s->rng, 4)) {
+        from = pl_rng_below(&s->rng, s->chain[of].n + 1);
+        s->chain[c] = s->chain[of];
+    } else {
+        s->chain[c].space_number = pl_rng_below(&s->rng, STORM_SPACES);
+    }
+    uint32_t n = from + 1 + pl_rng_below(&s->rng, 24);
+    if (n > STORM_DEPTH)
+        n = STORM_DEPTH;
+    for (uint32_t i = from; i < n; i++) {
+        s->chain[c].local[i] = pl_rng_below(&s->rng, s->wide);
+        s->chain[c].name[i] = storm_name(s, i ? s->chain[c].name[i - 1] : 0, s->chain[c].local[i],
+                                         s->chain[c].space_number);
+    }
+    s->chain[c].n = n;
+}
+
+static void storm_next(storm *s, storm_op *op)
+{
+    uint32_t c = pl_rng_below(&s->rng, STORM_CHAINS);
+    if (s->chain[c].n == 0 || pl_rng_below(&s->rng, 30) == 0)
+        storm_renew(s, c);
+    uint32_t n = s->chain[c].n, a = pl_rng_below(&s->rng, n);
+    uint32_t b = a + 1 + pl_rng_below(&s->rng, n - a), kind = pl_rng_below(&s->rng, 1000);
+    op->space_number = s->chain[c].space_number;
+    op->slot = (int)pl_rng_below(&s->rng, (uint32_t)s->workers);
+    uint32_t t = pl_rng_below(&s->rng, 16);
+    op->tier = t < 12 ? 0 : (int)t - 12;
+    if (kind < 2) {
+        op->kind = STORM_CLEAR;
+        op->tier = (int)pl_rng_below(&s->rng, 5) - 1;
+        return;
+    }
+    if (kind < 400) {
+        op->kind = STORM_STORE;
+        if (pl_rng_below(&s->rng, 2)) /* engines store from where they have something */
+            a = 0;
+    } else if (kind < 700) {
+        op->kind = STORM_REMOVE;
+        if (pl_rng_below(&s->rng, 2))
+            b = n; /* and drop the last first */
+    } else {
+        op->kind = STORM_QUERY;
+        a = 0;
+    }
+    op->n = b - a;
+    op->has_parent = a > 0;
+    op->parent = a ? s->chain[c].name[a - 1] : 0;
+    bool backwards = op->kind == STORM_REMOVE && pl_rng_below(&s->rng, 2);
+    for (uint32_t i = 0; i < b - a; i++) {
+        uint32_t from = backwards ? b - 1 - i : a + i;
+        op->local[i] = s->chain[c].local[from];
+        op->name[i] = s->chain[c].name[from];
+    }
+    if (op->kind == STORM_QUERY && pl_rng_below(&s->rng, 4) == 0)
+        op->local[pl_rng_below(&s->rng, b)] = pl_rng_below(&s->rng, s->wide);
+}
+
+/* NULL when the index and the model agree on everything; else what they disagree on. */
+static const char *storm_check(pl_index_reader *r, model *m, uint32_t space, const storm_op *op,
+                               int workers)
+{
+    static pl_match out[4096];
+    static bool seen[4096];
+    memset(seen, 0, sizeof seen);
+    int n = pl_index_match(r, space, op->local, op->n, out, workers);
+    uint32_t want[PL_TIERS];
+    for (int i = 0; i < n; i++) {
+        if (out[i].slot < 0 || out[i].slot >= workers || seen[out[i].slot])
+            return "a worker that does not exist, or twice";
+        seen[out[i].slot] = true;
+        if (!model_match(m, space, out[i].slot, op->local, op->n, want))
+            return "a worker that holds nothing of it";
+        if (memcmp(want, out[i].blocks, sizeof want) != 0)
+            return "how much a worker holds";
+    }
+    for (int w = 0; w < workers; w++)
+        if (!seen[w] && model_match(m, space, w, op->local, op->n, want))
+            return "a worker is missing";
+    return NULL;
+}
+
+/* Applies one event to both. NULL when they agree. */
+static const char *storm_apply(pl_index *ix, pl_index_reader *r, model *m,
+                               const pl_index_space *space, const storm_op *op, int workers)
+{
+    uint32_t s = space[op->space_number];
+    switch (op->kind) {
+    case STORM_STORE: {
+        const uint64_t *parent = op->has_parent ? &op->parent : NULL;
+        int a =
+            pl_index_store(ix, s, op->slot, (pl_tier)op->tier, parent, op->name, op->local, op->n);
+        int b = model_store(m, s, op->slot, (pl_tier)op->tier, parent, op->name, op->local, op->n);
+        return a == b ? NULL : "what a store returns";
+    }
+    case STORM_REMOVE: {
+        size_t a = pl_index_remove(ix, op->slot, (pl_tier)op->tier, op->name, op->n);
+        size_t b = model_remove(m, op->slot, (pl_tier)op->tier, op->name, op->n);
+        return a == b ? NULL : "what a removal returns";
+    }
+    case STORM_CLEAR:
+        pl_index_clear(ix, op->slot, op->tier);
+        model_clear(m, op->slot, op->tier);
+        return NULL;
+    case STORM_QUERY:
+        if (pl_index_entries(ix, op->slot) != m->entries[op->slot])
+            return "a worker's number of entries";
+        return storm_check(r, m, s, op, workers);
+    }
+    return NULL;
+}
+
+#endif
