@@ -125,18 +125,23 @@ static void act(pl_feed *f, pl_feed_stream *s, unsigned what, zmq_msg_t *payload
 /* Asks now, or when another has ended: then the tick finds it. */
 static void ask(pl_feed *f, pl_feed_stream *s)
 {
-    if (s->ask || f->asks >= f->limits.asks) {
-        s->wants_ask = s->ask == NULL;
+    stop_asking(f, s);
+    if (f->asks >= f->limits.asks) {
+        s->wants_ask = true;
         return;
     }
-    s->wants_ask = false;
+    uint64_t now = pl_feed_now(f);
     if (pl_feed_ask_open(f, s)) {
-        s->wants_ask = true; /* for want of descriptors or memory: the tick tries again */
+        if (pl_log_allow(s->log_state, 2))
+            pl_log(PL_LOG_WARN, "kv_stream", "no replay can be asked of %s/%d: %s",
+                   s->origin->engine, s->rank, zmq_strerror(zmq_errno()));
+        pl_trust_asked(&s->trust, now);
+        act(f, s, pl_trust_ask_failed(&s->trust, now), NULL, NO_SEQ, 0);
         return;
     }
     f->asks++;
     s->answer_bytes = 0;
-    pl_trust_asked(&s->trust, pl_feed_now(f));
+    pl_trust_asked(&s->trust, now);
 }
 
 /* The first batch that is held is looked at until none is left or one has to wait. */
@@ -489,6 +494,7 @@ void pl_feed_stream_connected(pl_feed *f, pl_feed_stream *s, bool connected)
 {
     uint64_t now = pl_feed_now(f);
     if (connected) {
+        s->error[0] = 0;
         act_only(f, s, pl_trust_connected(&s->trust, now));
     } else {
         s->disconnects++;
@@ -501,12 +507,18 @@ void pl_feed_stream_tick(pl_feed *f, pl_feed_stream *s)
 {
     uint64_t now = pl_feed_now(f), used = 0;
     const pl_feed_origin *o = s->origin;
+    const pl_feed_link *l = s->link;
+    if (l && !l->bind && l->lost_at && !l->retrying && now - l->lost_at >= PL_FEED_GIVEN_UP_NS) {
+        pl_feed_link_close(f, s);
+        snprintf(s->error, sizeof s->error,
+                 "the connection was given up: a frame too large, or no ZeroMQ publisher there");
+        pl_log(PL_LOG_WARN, "kv_stream", "KV events of %s/%d: %s", o->engine, s->rank, s->error);
+        s->retry_at = now + PL_TRUST_S;
+        malformed(f, s);
+    }
     if (!s->link && !s->shut && o->mode != PL_FEED_INGEST && now >= s->retry_at) {
         if (pl_feed_link_open(f, s))
             s->retry_at = now + PL_FEED_RETRY_NS;
-        else
-            pl_log(PL_LOG_INFO, "kv_stream", "KV events of %s/%d can be received now", o->engine,
-                   s->rank);
     }
     if (s->wants_ask && s->trust.ask != PL_ASK_NOTHING)
         ask(f, s);

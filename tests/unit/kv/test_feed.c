@@ -608,6 +608,91 @@ static void one_stream_for_all_ranks(void **state)
     engine_close(&e);
 }
 
+/* Replays take their turns; whoever waits for one is not lost. */
+static void replays_wait_for_each_other(void **state)
+{
+    (void)state;
+    engine a, b;
+    int slots[] = {0, 1};
+    engine_open(&a);
+    engine_open(&b);
+    pl_feed_options o = PL_FEED_OPTIONS;
+    o.limits.asks = 1;
+    o.trust.ask_idle_ns = 60000 * MS;
+    feed_open(&o);
+    engine_store(&a, 1, 0, true);
+    engine_store(&b, 2, 0, true);
+    pl_feed_source s = source(&a, &slots[0], true);
+    add(&s);
+    WAIT(NULL, in_state(0, PL_TRUST_REPLAYING));
+    s = source(&b, &slots[1], true);
+    add(&s);
+    WAIT(NULL, in_state(1, PL_TRUST_GAP));
+    WAIT(&a, in_state(0, PL_TRUST_LIVE));
+    WAIT(&b, in_state(1, PL_TRUST_LIVE));
+    assert_true(double_count(0) == 1 && double_count(1) == 1);
+    pl_feed_free(feed);
+    engine_close(&a);
+    engine_close(&b);
+}
+
+/* ZeroMQ ends the connection over it, for good: so a new one is made. */
+static void a_frame_that_is_too_large_is_never_taken(void **state)
+{
+    (void)state;
+    engine e;
+    int slot = 0;
+    engine_open(&e);
+    pl_feed_options o = PL_FEED_OPTIONS;
+    o.limits.message_bytes = 1000;
+    feed_open(&o);
+    pl_feed_source s = source(&e, &slot, false);
+    add(&s);
+    engine_wait(&e);
+    engine_store(&e, 1, 0, false);
+    WAIT(NULL, double_count(slot) == 1);
+    pack(&e.batch[1], "[0,[['BlockRemoved',#]],0]", 5000, 1);
+    e.next = 2;
+    engine_send(&e, 1);
+    WAIT(NULL, stats(slot).disconnects == 1);
+    engine_wait(&e);
+    engine_store(&e, 3, 0, false);
+    WAIT(NULL, stats(slot).gaps == 1); /* what was in it is missing, and that shows */
+    assert_true(double_count(slot) == 1 && double_has(slot, PL_TIER_DEVICE, 3));
+    assert_string_equal(stats(slot).error, "");
+    pl_feed_free(feed);
+    engine_close(&e);
+}
+
+/* The replay's address in place of the events': ZeroMQ, but no publisher. */
+static void an_address_that_is_no_publisher(void **state)
+{
+    (void)state;
+    engine e;
+    int slot = 0;
+    engine_open(&e);
+    feed_open(NULL);
+    pl_feed_source s = source(&e, &slot, false);
+    s.endpoint = pl_str_c(e.replay);
+    add(&s);
+    WAIT(NULL, stats(slot).error[0]);
+    assert_true(!stats(slot).connected && in_state(slot, PL_TRUST_NEW));
+    /* it becomes one */
+    char endpoint[256];
+    strcpy(endpoint, e.replay);
+    zmq_close(e.router);
+    zmq_close(e.pub);
+    e.pub = NULL;
+    e.router = zmq_socket(e.ctx, ZMQ_ROUTER);
+    WAIT(NULL, e.pub || (e.pub = socket_on(&e, ZMQ_XPUB, endpoint, e.endpoint)));
+    engine_wait(&e);
+    engine_store(&e, 1, 0, false);
+    WAIT(NULL, double_count(slot) == 1);
+    WAIT(NULL, !stats(slot).error[0] && stats(slot).connected);
+    pl_feed_free(feed);
+    engine_close(&e);
+}
+
 /* A replay without end is a flood like any other. */
 static void an_answer_without_end_is_cut_off(void **state)
 {
@@ -861,6 +946,9 @@ int main(void)
         cmocka_unit_test(ranks_have_ports_of_their_own),
         cmocka_unit_test(one_stream_for_all_ranks),
         cmocka_unit_test(an_answer_without_end_is_cut_off),
+        cmocka_unit_test(replays_wait_for_each_other),
+        cmocka_unit_test(a_frame_that_is_too_large_is_never_taken),
+        cmocka_unit_test(an_address_that_is_no_publisher),
         cmocka_unit_test(a_snapshot_confirms_or_drops),
         cmocka_unit_test(events_over_http),
         cmocka_unit_test(stores_that_lead_nowhere_show),
