@@ -458,6 +458,8 @@ static size_t remove_keys(pl_index *ix, pl_ix_holder *h, const uint64_t *key, si
         if (!e)
             continue;
         uint32_t run = e->run, at = at_of(e);
+        if (run != p->run)
+            __builtin_prefetch(ix->dir[run].run, 1);
         known += ix->dir[run].run != NULL;
         if (ix->dir[run].run && copies_of(e) > 1) {
             e->at_copies--;

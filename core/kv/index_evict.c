@@ -18,7 +18,7 @@ enum {
     NAME_BYTES = 21,    /* a name in a map, with the room beside it */
     BLOCK_BYTES = 64,   /* room that a store asks for, each block: more than it takes */
     STORE_BYTES = 4096, /* and each call */
-    EPISODES = 4,
+    EPISODES = 16,      /* of a store that finds no room, at most */
 };
 
 /* --- past lives --- */
@@ -155,27 +155,33 @@ bool pl_ix_evict_step(pl_index *ix, uint32_t work)
     return ix->evict.phase != PL_IX_IDLE;
 }
 
+/* What a store may take at most. A map that grows is there twice for a moment. */
+static uint64_t room_for(const pl_ix_map *names, size_t n)
+{
+    static const pl_ix_map none;
+    return n * BLOCK_BYTES + STORE_BYTES + pl_ix_map_growth(names ? names : &none, n);
+}
+
 int pl_ix_evict_room(pl_index *ix, const pl_ix_map *names, size_t n)
 {
     uint64_t max = ix->max_bytes, soft = max - max / 16;
-    size_t room = n * BLOCK_BYTES + STORE_BYTES;
-    if (pl_ix_get(&ix->bytes) + room <= soft && ix->evict.phase == PL_IX_IDLE)
-        return 0; /* and a map that grows takes less than the sixteenth, or is found out below */
-    static const pl_ix_map none;
-    room += pl_ix_map_growth(names ? names : &none, n);
-    if (ix->evict.phase == PL_IX_IDLE)
-        begin(ix, max / 16 + room);
+    if (ix->evict.phase == PL_IX_IDLE) {
+        if (pl_ix_get(&ix->bytes) + room_for(names, n) <= soft)
+            return 0;
+        begin(ix, max / 16 + n * BLOCK_BYTES);
+    }
     pl_ix_evict_step(ix, (uint32_t)(n < 4096 ? n : 4096) * 16 + 64);
-    for (int i = 0; pl_ix_get(&ix->bytes) + room > max; i++) {
-        if (i == EPISODES)
-            return PL_ELIMIT;
+    /* fewer names may also mean that the map need not grow */
+    for (int i = 0; pl_ix_get(&ix->bytes) + room_for(names, n) > max; i++) {
         if (ix->evict.phase == PL_IX_IDLE)
-            begin(ix, max / 16 + room);
+            begin(ix, max / 16 + n * BLOCK_BYTES);
         while (pl_ix_sweep_past(ix, UINT32_MAX))
             ;
         while (pl_ix_evict_step(ix, UINT32_MAX))
             ;
         pl_ix_reclaim(ix);
+        if (i == EPISODES)
+            return PL_ELIMIT;
     }
     return 0;
 }

@@ -94,7 +94,7 @@ static uint32_t depth_of(pl_index_reader *r, pl_index_space space, uint64_t numb
     return pl_index_match(r, space, local, LENGTH, out, 64) ? out[0].blocks[0] : 0;
 }
 
-static void what_is_matched_stays_and_what_is_not_goes(void **state)
+static void stays_or_goes(uint64_t workers)
 {
     pl_index_reader *r;
     pl_index_space space[STORM_SPACES];
@@ -102,9 +102,9 @@ static void what_is_matched_stays_and_what_is_not_goes(void **state)
     uint64_t local[LENGTH], name[LENGTH];
     for (uint64_t c = 0; c < CONVERSATIONS; c++) {
         conversation(c, local, name);
-        assert_int_equal(
-            pl_index_store(ix, space[0], (int)(c % 8), PL_TIER_DEVICE, NULL, name, local, LENGTH),
-            0);
+        assert_int_equal(pl_index_store(ix, space[0], (int)(c % workers), PL_TIER_DEVICE, NULL,
+                                        name, local, LENGTH),
+                         0);
         assert_true(bytes_of(ix) <= CAP);
         assert_int_equal(depth_of(r, space[0], c % 20), c < c % 20 ? 0 : LENGTH);
     }
@@ -112,7 +112,7 @@ static void what_is_matched_stays_and_what_is_not_goes(void **state)
     pl_index_stats_of(ix, &st);
     assert_true(st.evicted > 0);
     assert_int_equal(st.entries + st.evicted, (uint64_t)CONVERSATIONS * LENGTH);
-    assert_true(st.entries > CAP / 2 / 40); /* the cap is used */
+    assert_true(st.entries > CAP / 2 / 40); /* at least half of the cap is used */
     for (uint64_t c = 0; c < 20; c++)
         assert_int_equal(depth_of(r, space[0], c), LENGTH);
     for (uint64_t c = CONVERSATIONS - 100; c < CONVERSATIONS; c++)
@@ -123,14 +123,22 @@ static void what_is_matched_stays_and_what_is_not_goes(void **state)
     assert_int_equal(left, 0);
     /* to the engine's events an evicted block is one that was never there */
     conversation(25, local, name);
-    assert_int_equal(pl_index_remove(ix, 25 % 8, PL_TIER_DEVICE, name, LENGTH), 0);
+    assert_int_equal(pl_index_remove(ix, (int)(25 % workers), PL_TIER_DEVICE, name, LENGTH), 0);
+    assert_int_equal(pl_index_store(ix, space[0], (int)(25 % workers), PL_TIER_DEVICE, &name[3],
+                                    name + 4, local + 4, 4),
+                     PL_ENOTFOUND);
     assert_int_equal(
-        pl_index_store(ix, space[0], 25 % 8, PL_TIER_DEVICE, &name[3], name + 4, local + 4, 4),
-        PL_ENOTFOUND);
-    assert_int_equal(pl_index_store(ix, space[0], 25 % 8, PL_TIER_DEVICE, NULL, name, local, 4), 0);
+        pl_index_store(ix, space[0], (int)(25 % workers), PL_TIER_DEVICE, NULL, name, local, 4), 0);
     assert_int_equal(depth_of(r, space[0], 25), 4);
     pl_index_reader_free(r);
     pl_index_free(ix);
+}
+
+static void what_is_matched_stays_and_what_is_not_goes(void **state)
+{
+    stays_or_goes(8);
+    stays_or_goes(1); /* one map has most of the bytes */
+    stays_or_goes(500);
 }
 
 static void a_cap_too_small_for_anything_is_an_error(void **state)
@@ -272,12 +280,89 @@ static void out_of_memory_nothing_false_is_said(void **state)
     }
 }
 
+static int put(pl_index *ix, pl_index_space space, int slot, const uint64_t *parent,
+               const uint64_t *v, size_t n)
+{
+    return pl_index_store(ix, space, slot, PL_TIER_DEVICE, parent, v, v, n);
+}
+
+/* Names outlive what is known of their blocks; they must not come to mean others. */
+static void a_name_means_its_block_even_after_memory_ran_out(void **state)
+{
+    pl_index_reader *r;
+    pl_index_space space[STORM_SPACES];
+    pl_index *ix = capped(0, &r, space);
+    uint64_t chain[8] = {1, 2, 3, 4, 5, 6, 7, 8}, fork[8] = {1, 2, 3, 104, 105, 106, 7, 8};
+    pl_match out[8];
+    assert_int_equal(put(ix, space[0], 0, NULL, chain, 6), 0);
+    assert_int_equal(put(ix, space[0], 1, NULL, chain, 6), 0);
+    allocations_left = 1;
+    assert_int_equal(pl_index_remove(ix, 0, PL_TIER_DEVICE, chain + 4, 2), 2);
+    allocations_left = -1;
+    assert_int_equal(pl_index_match(r, space[0], chain, 6, out, 8), 0); /* all of it forgotten */
+    assert_int_equal(put(ix, space[0], 2, NULL, fork, 6), 0);
+    assert_int_equal(put(ix, space[0], 1, &chain[5], chain + 6, 2), 0);
+    int n = pl_index_match(r, space[0], fork, 8, out, 8);
+    assert_int_equal(n, 1);
+    assert_int_equal(out[0].slot, 2);
+    assert_int_equal(out[0].blocks[0], 6);
+    assert_int_equal(put(ix, space[0], 1, NULL, chain, 3), 0); /* it is heard of again */
+    n = pl_index_match(r, space[0], chain, 8, out, 8);
+    assert_int_equal(n, 2);
+    for (int i = 0; i < n; i++)
+        assert_int_equal(out[i].blocks[0], 3);
+    assert_int_equal(put(ix, space[0], 1, NULL, fork, 6), 0);
+    n = pl_index_match(r, space[0], fork, 8, out, 8);
+    assert_int_equal(n, 2);
+    for (int i = 0; i < n; i++) /* 7 and 8 were behind the other 6 */
+        assert_int_equal(out[i].blocks[0], 6);
+    assert_int_equal(put(ix, space[0], 1, NULL, chain, 8), 0);
+    n = pl_index_match(r, space[0], chain, 8, out, 8);
+    assert_int_equal(n, 2);
+    for (int i = 0; i < n; i++)
+        assert_int_equal(out[i].blocks[0], out[i].slot == 1 ? 8 : 3);
+    pl_index_reader_free(r);
+    pl_index_free(ix);
+}
+
+static void a_worker_can_leave_in_the_middle_of_an_eviction(void **state)
+{
+    enum { RUNS = 2000 };
+    pl_index_reader *r;
+    pl_index_space space[STORM_SPACES];
+    pl_index *ix = capped(CAP, &r, space);
+    uint64_t local[LENGTH], name[LENGTH];
+    pl_index_stats st;
+    for (uint64_t c = 0; ix->evict.phase == PL_IX_IDLE && c < RUNS; c++) {
+        conversation(c, local, name);
+        assert_int_equal(
+            pl_index_store(ix, space[0], (int)(c % 16), PL_TIER_DEVICE, NULL, name, local, LENGTH),
+            0);
+    }
+    while (ix->evict.phase == PL_IX_CONDEMN)
+        pl_ix_evict_step(ix, 64);
+    assert_int_equal(ix->evict.phase, PL_IX_SWEEP);
+    pl_ix_evict_step(ix, 500);
+    assert_true(ix->holder[0][PL_TIER_DEVICE]->cursor > 0);
+    for (int w = 0; w < 16; w++)
+        pl_index_clear(ix, w, -1);
+    while (pl_index_maintain(ix))
+        ;
+    pl_index_stats_of(ix, &st);
+    assert_int_equal(st.entries, 0);
+    assert_int_equal(st.blocks, 0);
+    pl_index_reader_free(r);
+    pl_index_free(ix);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_matched_stays_and_what_is_not_goes),
         cmocka_unit_test(a_cap_too_small_for_anything_is_an_error),
         cmocka_unit_test(under_the_cap_nothing_false_is_said),
+        cmocka_unit_test(a_name_means_its_block_even_after_memory_ran_out),
+        cmocka_unit_test(a_worker_can_leave_in_the_middle_of_an_eviction),
         cmocka_unit_test(out_of_memory_nothing_false_is_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
