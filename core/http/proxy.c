@@ -116,6 +116,7 @@ static void tell_done(pl_request *rq, enum pl_end_cause cause)
 static void account(pl_request *rq, enum pl_end_cause cause)
 {
     pl_proxy_end_try(rq, cause == PL_END_OK ? 1 : -1);
+    pl_prompt_over(rq);
     if (rq->session)
         pl_session_over(rq); /* after the load was given back */
     observe(rq, cause);
@@ -369,7 +370,9 @@ void pl_proxy_send(pl_request *rq)
         return;
     }
     rq->attempts++;
-    if (pl_forward(rq, false) != 0)
+    if (pl_forward(rq, false) == 0)
+        pl_prompt_sent(rq);
+    else
         pl_relay_error(rq, 503, "out_of_memory", 1, "the router is out of memory");
 }
 
@@ -488,6 +491,7 @@ void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
     }
     if (rq->session)
         pl_session_try_failed(rq);
+    pl_prompt_try_failed(rq);
     if (pl_proxy_may_retry(rq, status)) {
         pl_proxy_retry(rq);
         return;

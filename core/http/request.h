@@ -50,6 +50,7 @@ struct pl_request {
     double retention_seconds;      /* a wish of the client's, -1: none */
     pl_str cache_salt;             /* nvext's, or the body's own; {NULL,0}: none */
     double pin_instance, pin_rank; /* a trusted client's worker, by slot and rank; -1: none */
+    pl_prompt *prompt;             /* its keys, for the workers' caches; NULL: nobody looks */
     bool query_only;               /* tell the choice, send nothing */
 
     /* waiting */
@@ -149,6 +150,12 @@ void pl_session_free(pl_request *rq);
 bool pl_session_must_discard(const pl_request *rq);
 void pl_session_discard(pl_request *rq);
 void pl_session_discarded(pl_request *rq, bool engine_ended);
+
+/* --- prompt.c: the workers' KV caches --- */
+void pl_prompt_of(pl_request *rq); /* its keys; rq->prompt stays NULL when nobody looks at them */
+void pl_prompt_sent(pl_request *rq);
+void pl_prompt_try_failed(pl_request *rq);
+void pl_prompt_over(pl_request *rq);
 
 /* --- relay.c: the answer --- */
 
