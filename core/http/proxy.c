@@ -52,6 +52,7 @@ static void request_free(pl_request *rq)
     }
     pl_buf_free(&rq->answer);
     pl_session_free(rq);
+    pl_prompt_free(rq);
     if (rq->engine)
         pl_engine_unref(rq->engine);
     for (int i = 0; i < rq->ask.tried_n; i++)
@@ -386,6 +387,12 @@ static void decide_and_send(pl_request *rq)
         pl_relay_error(rq, 503, "no_worker", 1, "every engine is busy");
 }
 
+void pl_proxy_begin(pl_request *rq)
+{
+    if (pl_prompt_begin(rq))
+        decide_and_send(rq);
+}
+
 /* After a wait, a look-up or a failure: on the fleet as it is now, with the engines that were added
  * since. */
 void pl_proxy_decide(pl_request *rq)
@@ -522,7 +529,7 @@ static void on_request(void *ctx, pl_exchange *x)
         return;
     }
     if (pl_intake_body(rq) == 0 && (!rq->session || pl_session_begin(rq)))
-        decide_and_send(rq);
+        pl_proxy_begin(rq);
 }
 
 /* The client has left a turn of an engine's session: the engine is told, and its answer is read to
