@@ -6,10 +6,11 @@
  *   bench_index one                    64 workers, blocks of one token: each block becomes 16
  *
  * Every query's checksum is checked, before and after the removals. Times are medians of REPS
- * passes, in ROUNDS rounds in which the two take turns, since the machine's speed drifts; they are
- * the thread's time on a processor, since others may use the machine, too. `peer` is the fastest
- * other index that was measured with these streams (SMG's ChainIndex with a flat result), as
- * multiples of the naive one; how far that carries is in results_index.md. */
+ * passes, in ROUNDS rounds in which the two take turns (each after WARM passes of its own), since
+ * the machine's speed drifts; they are the thread's time on a processor, since others may use the
+ * machine, too. `peer` is the fastest other index that was measured with these streams (SMG's
+ * ChainIndex with a flat result), as multiples of the naive one; how far that carries is in
+ * results_index.md. */
 #include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -24,7 +25,7 @@
 #include "kv/index.h"
 #include "kvbench.h"
 
-enum { REPS = 9, ROUNDS = 3, LATENCIES = 1 << 20 };
+enum { REPS = 9, ROUNDS = 3, WARM = 3, LATENCIES = 1 << 20 };
 
 /* What was measured of the peer, and of the naive index beside it (ns; p99 ns; M/s). */
 typedef struct peer {
@@ -407,11 +408,12 @@ static void measure(bench *b)
         double p99[ROUNDS], naive_pass[REPS], pass[REPS];
         for (int i = 0; i < REPS; i++) { /* each on what its own last pass left in the caches */
             if (i % (REPS / ROUNDS) == 0) {
-                for (int r = i; small && r < i + REPS / ROUNDS; r++) {
-                    run_naive(b, which, r == 0);
+                for (int w = 0; small && w < WARM; w++)
+                    run_naive(b, which, i + w == 0);
+                for (int r = i; small && r < i + REPS / ROUNDS; r++)
                     naive_pass[r] = run_naive(b, which, false);
-                }
-                run(b, which, i == 0);
+                for (int w = 0; w < WARM; w++)
+                    run(b, which, i + w == 0);
             }
             pass[i] = run(b, which, false);
             if (i % (REPS / ROUNDS) == REPS / ROUNDS - 1)
