@@ -32,7 +32,13 @@ int pl_config_init(pl_config *c)
         .log_level = PL_LOG_INFO,
         .log_json = -1,
         .vm_memory_bytes = (size_t)64 << 20,
+        .wish = {.headers = pl_wish_default_headers,
+                 .headers_n = pl_wish_default_headers_n,
+                 .header_timeout_seconds = PL_WISH_DEFAULT_TIMEOUT_SECONDS,
+                 .max_timeout_seconds = 86400},
+        .max_sessions = 1000000,
     };
+    pl_sessions_options_default(&c->sessions);
     pl_server_options_default(&c->server);
     pl_pool_options_default(&c->pool);
     pl_health_options_default(&c->health);
@@ -158,6 +164,7 @@ int pl_config_finish(pl_config *c, pl_errbuf *eb)
     int rc = check_addresses(c, eb);
     if (rc != 0)
         return rc;
+    c->wish.filter = pl_wish_filter(c->wish.headers, c->wish.headers_n);
     for (int i = 0; i < c->engines_n; i++)
         for (int k = 0; k < i; k++)
             if (pl_str_eq(c->engines[i].name, c->engines[k].name))

@@ -15,11 +15,20 @@
 #include "http/upstream.h"
 #include "net.h"
 #include "policy/decide.h"
+#include "session/sessions.h"
 
 typedef struct pl_api_key {
     pl_str key;    /* secret: never logged */
     pl_str tenant; /* name it stands for */
 } pl_api_key;
+
+/* Whether an engine of some kind is given a hint. */
+typedef enum pl_hint {
+    PL_HINT_AUTO, /* when it is known to take it: pl_engine_caps */
+    PL_HINT_OFF,
+    PL_HINT_ON, /* retention: extra_args.retention_seconds */
+    PL_HINT_TOP /* retention: retention_seconds at the top of the body */
+} pl_hint;
 
 typedef struct pl_config {
     pl_arena arena;      /* owns every string below */
@@ -67,6 +76,12 @@ typedef struct pl_config {
     pl_log_level log_level;
     int log_json;           /* -1 auto */
     size_t vm_memory_bytes; /* 64 MiB a VM */
+    /* sessions */
+    pl_wish_options wish;
+    pl_sessions_options sessions;
+    uint64_t max_sessions;         /* 1,000,000 */
+    bool forward_nvext;            /* engines get to see it */
+    int retention[4], priority[4]; /* by pl_engine_kind: pl_hint */
 } pl_config;
 
 /* All defaults. */

@@ -445,7 +445,8 @@ const pl_key pl_config_keys[] = {
      .help = "one JSON object a line"},
     {"seed", PL_KEY_WHOLE, C(seed), 0, 9e15, .help = "of all random choices; 0: from the system"},
 
-    {"sessions", PL_KEY_LATER, NO_FIELD, .help = "sticky and engine-backed sessions"},
+    {"sessions", PL_KEY_OTHER, NO_FIELD, .read = pl_config_read_sessions, .shape = "table",
+     .help = "sticky and engine-backed sessions: the keys of sessions"},
     {"kv", PL_KEY_LATER, NO_FIELD, .help = "the index of the engines' KV caches"},
     {.path = NULL},
 };
@@ -467,6 +468,8 @@ int pl_config_print_reference(FILE *out)
     pl_schema_print(engine_keys, "engines[].", &engine, out);
     fputs("\nA policy as a table:\n\n", out);
     pl_schema_print(policy_keys, "policy.", &c, out);
+    fputs("\nSessions:\n\n", out);
+    pl_schema_print(pl_config_session_keys, "sessions.", &c, out);
     fputs("\nEach of api_keys:\n\n", out);
     pl_schema_print(api_key_keys, "api_keys[].", &key, out);
     pl_config_free(&c);

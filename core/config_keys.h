@@ -10,4 +10,9 @@ extern const pl_key pl_config_keys[]; /* of pl_config */
 /* Appends; the spec's strings are the arena's already. */
 int pl_config_push_engine(pl_config *c, const pl_engine_spec *spec, pl_errbuf *eb);
 
+/* Keys under `sessions`, config_sessions.c. */
+extern const pl_key pl_config_session_keys[];
+int pl_config_read_sessions(const pl_reader_ctx *rd, const json_t *value, const char *path,
+                            void *base);
+
 #endif

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include "affinity.h"
 #include "base/clock.h"
 #include "http/proxy.h"
 
@@ -82,6 +83,9 @@ int pl_loop_init(pl_loop *l, pl_router *r, int index, pl_vm *vm, const struct so
                             : pl_fail(eb, PL_ENOMEM, "out of memory");
     }
     pl_decider_swap(l->decider, vm, r->generation);
+    rc = pl_affinity_loop(l, eb);
+    if (rc != 0)
+        return rc;
     rc = pl_server_listen(l->server, addr, reuse_port, bound_port);
     if (rc != 0) {
         char text[80];
@@ -244,6 +248,8 @@ static void take_stop(pl_message *m, void *ctx)
     pl_server_close_all(l->server);
     pl_server_free(l->server);
     l->server = NULL;
+    pl_proxy_cut_all(l); /* what is read to its end without a client */
+    pl_affinity_loop_stop(l);
     pl_proxy_free_pools(l);
     /* time goes on for what is still under way (the engines are told of aborts), else an engine
      * that does not answer would hold the loop for ever; by itself it does not keep the loop */
@@ -274,6 +280,8 @@ void pl_loop_free(pl_loop *l)
             pl_mailbox_close(&l->mailbox);
         uv_run(&l->uv, UV_RUN_DEFAULT);
     }
+    if (l->sessions)
+        pl_affinity_loop_stop(l);
     if (l->mailbox_ready)
         pl_mailbox_destroy(&l->mailbox);
     uv_loop_close(&l->uv);

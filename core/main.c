@@ -257,6 +257,8 @@ enum {
     ENGINE_MAX_BATCH_TOKENS,
     ENGINE_MAX_WAITING,
     ENGINE_NO_PREFIX_CACHE,
+    ENGINE_EVICTION,
+    ENGINE_SESSIONS,
     ENGINE_OUTPUT_TOKENS,
     ENGINE_SEED,
     ENGINE_LOG_LEVEL,
@@ -275,6 +277,10 @@ static const pl_opt engine_flags[] = {
     [ENGINE_MAX_BATCH_TOKENS] = {"max-batch-tokens", "N", "prefill budget of one step (8192)"},
     [ENGINE_MAX_WAITING] = {"max-waiting", "N", "requests that may wait, 0: no bound (0)"},
     [ENGINE_NO_PREFIX_CACHE] = {"no-prefix-cache", NULL, "never reuse KV (reuse)"},
+    [ENGINE_EVICTION] = {"radix-eviction-policy", "NAME",
+                         "what leaves the cache first: lru, lfu, slru or priority (lru)"},
+    [ENGINE_SESSIONS] = {"enable-streaming-session", NULL,
+                         "take turns of sessions, as SGLang does with it (refuse them)"},
     [ENGINE_OUTPUT_TOKENS] = {"output-tokens", "N", "for requests without a limit (64)"},
     [ENGINE_SEED] = {"seed", "N", "of what it says (0)"},
     [ENGINE_LOG_LEVEL] = {"log-level", "LEVEL", "debug, info, warn or error (info)"},
@@ -300,6 +306,25 @@ static bool engine_preset(pl_opts *o, pl_front_options *f)
     else
         pl_fail(&o->error, PL_EINVALID, "--preset %s: there are %s", o->value, pl_timing_names());
     return t != NULL;
+}
+
+static bool engine_eviction(pl_opts *o, pl_front_options *f)
+{
+    static const struct {
+        const char *name;
+        pl_radix_policy policy;
+    } known[] = {{"lru", PL_RADIX_LRU},
+                 {"lfu", PL_RADIX_LFU},
+                 {"slru", PL_RADIX_SLRU},
+                 {"priority", PL_RADIX_PRIORITY}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(o->value, known[i].name) == 0) {
+            f->sim.eviction = known[i].policy;
+            return true;
+        }
+    pl_fail(&o->error, PL_EINVALID,
+            "--radix-eviction-policy %s: expected lru, lfu, slru or priority", o->value);
+    return false;
 }
 
 static bool engine_flag(pl_opts *o, int flag, pl_front_options *f, pl_str *models, int *models_n)
@@ -334,6 +359,11 @@ static bool engine_flag(pl_opts *o, int flag, pl_front_options *f, pl_str *model
         return whole(o, flag, 0, 1e6, &n) && (f->sim.max_waiting = (int)n) >= 0;
     case ENGINE_NO_PREFIX_CACHE:
         f->sim.prefix_cache = false;
+        return true;
+    case ENGINE_EVICTION:
+        return engine_eviction(o, f);
+    case ENGINE_SESSIONS:
+        f->streaming_sessions = true;
         return true;
     case ENGINE_OUTPUT_TOKENS:
         return whole(o, flag, 1, 1e6, &n) && (f->default_output_tokens = (int)n) > 0;

@@ -45,7 +45,9 @@ enum pl_api_kind {
     PL_API_CLASSIFY,
     PL_API_GENERATE,
     PL_API_TOKENIZE,
-    PL_API_DETOKENIZE
+    PL_API_DETOKENIZE,
+    PL_API_OPEN_SESSION, /* SGLang's own; what names no generation */
+    PL_API_CLOSE_SESSION
 };
 
 /* What admit and degrade may answer. */
@@ -73,7 +75,8 @@ enum pl_why {
     PL_WHY_BREAKER_OPEN,
     PL_WHY_DRAINING,
     PL_WHY_AT_CAPACITY,
-    PL_WHY_TRIED
+    PL_WHY_TRIED,
+    PL_WHY_NO_SESSIONS /* a session is to be opened and the worker cannot hold (one more) */
 };
 
 /* fault.kind for degrade. */
@@ -97,13 +100,13 @@ enum pl_end_cause {
     PL_END_CUT
 };
 
-/* Events and kinds of a session (s.event, s.kind); the hooks that see them come with sessions. */
-enum pl_session_event {
-    PL_SESSION_NONE,
-    PL_SESSION_OPEN,
-    PL_SESSION_BIND,
-    PL_SESSION_TURN,
-    PL_SESSION_CLOSE
+/* Events of a session (s.event). */
+enum pl_session_event { /* pl.SESSION_OPEN, ... in Lua; pl.CLOSE is what expire may answer */
+                        PL_SESSION_NONE,
+                        PL_SESSION_OPEN,
+                        PL_SESSION_BIND,
+                        PL_SESSION_TURN,
+                        PL_SESSION_CLOSE
 };
 
 /* One request. */
@@ -114,12 +117,14 @@ struct pl_req {
     double max_tokens;     /* asked output limit; -1 when the client set none */
     double body_bytes;     /* as sent by the client */
     double waited_seconds; /* spent in the router's queue so far */
-    int32_t priority;      /* the body's `priority` member, 0 when absent */
-    int32_t api;           /* enum pl_api_kind */
-    int32_t attempt;       /* 0 for the first try, 1.. for retries */
-    int32_t choices;       /* the body's `n`, 1 when absent */
-    bool stream;           /* the client asked for a stream */
-    bool has_session;      /* a session id was given */
+    double expected_output_tokens; /* nvext.agent_hints.osl; -1 when absent */
+    int32_t priority;              /* the body's `priority` member, 0 when absent */
+    int32_t api;                   /* enum pl_api_kind */
+    int32_t attempt;               /* 0 for the first try, 1.. for retries */
+    int32_t choices;               /* the body's `n`, 1 when absent */
+    int32_t strict_priority;       /* nvext.agent_hints.strict_priority: a tier above priority; 0 */
+    bool stream;                   /* the client asked for a stream */
+    bool has_session;              /* a session id was given */
 };
 
 /* One worker as this request sees it. */
@@ -175,32 +180,41 @@ struct pl_outcome {
     int32_t end_cause;    /* enum pl_end_cause */
 };
 
-/* A session as the session and expire hooks will see it. */
+/* A session: req.session in the hooks of a request that names one, and what expire is given. */
 struct pl_session {
-    double age_seconds;
-    double idle_seconds;
-    double ttl_seconds;
-    int32_t event;      /* enum pl_session_event */
-    int32_t turn;       /* 0 for the first */
-    int32_t kind;       /* PL_ROUTER_ONLY or PL_ENGINE_BACKED */
-    int32_t bound_slot; /* -1 when unbound */
+    double age_seconds;  /* since it was first bound; 0 when it is not */
+    double idle_seconds; /* since its last turn began or ended; 0 when it is not bound */
+    double ttl_seconds;  /* its time to live: asked for, or as bound */
+    double held_tokens;  /* an engine-backed session's, as last reported; -1 unknown */
+    double id_hash;      /* of (tenant, id): 52 bits, exact in a double; never 0 */
+    double parent_hash;  /* of the parent's; 0: none named */
+    int32_t event;       /* enum pl_session_event */
+    int32_t turn;        /* 0 for the first */
+    int32_t kind;        /* PL_ROUTER_ONLY or PL_ENGINE_BACKED: as bound, else as asked for */
+    int32_t bound_slot;  /* worker; -1 when unbound */
     int32_t bound_generation;
-    bool has_parent;
+    int32_t bound_index; /* its index in this call's fleet; -1: unbound, or no longer there */
+    bool has_parent;     /* it names the session of the agent that started it */
+    bool delta;          /* this turn carries only what is new in the session */
+    bool final;          /* it is to be closed after this turn */
 };
 
 /* Written by the harness around the hooks, read and validated by C. Policies never see it. Numbers
  * that a hook answered stay doubles, so that C sees fractions and huge values as they came. */
 struct pl_verdict {
     double arg; /* QUEUE: max wait seconds; SHED, REJECT: retry-after seconds; SHRINK: max tokens;
-                   -1: none given. For tick: now_seconds, written by C */
+                   -1: none given. session: ttl; retain: retention; EXTEND: seconds. For tick:
+                   now_seconds, written by C */
     double admit_ns;    /* clock when admit had returned; 0 without the hook */
-    double action;      /* enum pl_action from admit or degrade */
+    double action;      /* enum pl_action from admit, degrade or expire; session: the kind; retain:
+                           the priority */
     double index;       /* route's choice */
     int32_t hook;       /* the hook that is running: names the culprit when the call fails */
     int32_t skip;       /* written by C: bits (1 << enum pl_hook) of hooks not to run */
     int32_t routed;     /* 1: route answered index */
     int32_t scored;     /* 1: fleet.cost was filled by score, C picks */
     int32_t reason_len; /* bytes of reason, which is only filled up to 64; -1: not a string */
+    int32_t given;      /* session, retain: 1: arg was answered, 2: action was; 3: both */
     char reason[64];
 };
 
@@ -217,7 +231,8 @@ struct pl_api {
     const char *(*req_tenant)(void *vm, int32_t *n);
     const char *(*req_path)(void *vm, int32_t *n);
     const char *(*req_id)(void *vm, int32_t *n);
-    const char *(*req_session_id)(void *vm, int32_t *n); /* NULL: none */
+    const char *(*req_session_id)(void *vm, int32_t *n);    /* NULL: none */
+    const char *(*session_parent_id)(void *vm, int32_t *n); /* NULL: none */
     const char *(*req_header)(void *vm, const char *name, int32_t name_len,
                               int32_t *n); /* NULL: absent */
     const char *(*req_member)(void *vm, const char *name, int32_t name_len,

@@ -42,6 +42,7 @@ void pl_router_end_removal(pl_removal *rm)
             break;
         }
     pl_wheel_cancel(&r->control_wheel, &rm->timer);
+    pl_sessions_engine_gone(r->sessions, rm->engine);
     pl_log(PL_LOG_INFO, "engine_removed", "%s (%d requests cut)", rm->engine->name, rm->cut);
     if (rm->done)
         rm->done(rm->ctx, rm->cut);

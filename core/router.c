@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "admin/admin.h"
+#include "affinity.h"
 #include "base/clock.h"
 #include "http/proxy.h"
 #include "loop.h"
@@ -215,6 +216,8 @@ int pl_router_start(pl_router *r, char *error, size_t error_cap)
     for (int i = 0; i < c->engines_n && rc == 0; i++)
         rc = pl_fleet_add(r->fleet, &c->engines[i], NULL, &eb);
     if (rc == 0)
+        rc = pl_affinity_start(r, &eb);
+    if (rc == 0)
         rc = open_loops(r, vms, &eb);
     if (rc == 0 && !pl_str_eq(c->admin_listen, PL_STR("off")))
         rc = pl_admin_start(r, &r->admin, &eb);
@@ -260,10 +263,19 @@ static void stop_now(pl_router *r)
     uv_stop(&r->control);
 }
 
+/* The requests have ended: what they opened on engines is closed, then the loops. */
+static void finish(pl_router *r)
+{
+    if (r->finishing)
+        return;
+    r->finishing = true;
+    pl_affinity_stop(r, stop_now);
+}
+
 static void on_loop_drained(pl_router *r)
 {
     if (++r->loops_drained == r->loops_n)
-        stop_now(r);
+        finish(r);
 }
 
 static void on_all_cut(void *ctx, int cut)
@@ -271,7 +283,7 @@ static void on_all_cut(void *ctx, int cut)
     pl_router *r = ctx;
     (void)cut;
     if (++r->loops_cut == r->loops_n)
-        stop_now(r); /* what has no request is idle or slow to read: nothing more to wait for */
+        finish(r); /* what has no request is idle or slow to read: nothing more to wait for */
 }
 
 static void cut_all(pl_router *r)
@@ -385,6 +397,7 @@ void pl_router_free(pl_router *r)
         uv_thread_join(&r->loops[i].thread);
     for (int i = 0; i < r->signals_n; i++)
         uv_close((uv_handle_t *)&r->signals[i], NULL);
+    pl_affinity_free(r);
     if (r->control_ready)
         pl_mailbox_close(&r->control_mailbox); /* runs what the threads still reported */
     while (r->removals)

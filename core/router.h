@@ -36,6 +36,8 @@ struct pl_loop {
     pl_mailbox mailbox;
     pl_server *server;
     pl_decider *decider;
+    struct pl_store *store; /* this loop's handle; the router's when they share one */
+    struct pl_sessions_loop *sessions;
     pl_view *view;
     struct pl_pool_map *pools; /* engine id -> pl_pool (http/proxy.c) */
     pl_vm *candidate;          /* a reload's VM, initialised and waiting for commit */
@@ -57,6 +59,9 @@ struct pl_router {
     pl_fleet *fleet;
     pl_queue *queue;
     pl_shared *shared;
+    struct pl_store *store; /* the control thread's handle */
+    struct pl_sessions *sessions;
+    pl_timer store_timer; /* expiry */
     pl_loop *loops;
     int loops_n;
     uv_loop_t control;
@@ -78,7 +83,7 @@ struct pl_router {
     bool control_ready;
     int loops_inited, running; /* loops prepared; threads started */
     int loops_drained, loops_cut;
-    bool cutting, stopping;
+    bool cutting, finishing, stopping;
     uv_signal_t signals[3];
     int signals_n;
     pl_timer drain_timer;

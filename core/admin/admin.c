@@ -174,6 +174,9 @@ static const route routes[] = {
     {PL_DELETE, "/engines/NAME", pl_admin_engine_remove},
     {PL_POST, "/engines/NAME/drain", pl_admin_engine_drain},
     {PL_POST, "/engines/NAME/undrain", pl_admin_engine_undrain},
+    {PL_GET, "/sessions", pl_admin_sessions_list},
+    {PL_GET, "/sessions/NAME", pl_admin_session_get},
+    {PL_DELETE, "/sessions/NAME", pl_admin_session_close},
     {PL_GET, "/policy", pl_admin_policy_get},
     {PL_POST, "/policy/reload", pl_admin_policy_reload},
     {PL_GET, "/status", get_status},
@@ -208,8 +211,7 @@ static int hex(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Percent-decodes into the exchange's arena. False when it is not what a name may be. */
-static bool decode(pl_exchange *x, pl_str in, pl_str *out)
+bool pl_admin_decode(pl_exchange *x, pl_str in, bool any, pl_str *out)
 {
     char *p = pl_arena_alloc(&x->arena, in.n + 1);
     size_t n = 0;
@@ -223,7 +225,7 @@ static bool decode(pl_exchange *x, pl_str in, pl_str *out)
             c = high * 16 + low;
             i += 2;
         }
-        if (c <= 0x20 || c >= 0x7f || c == '/')
+        if (!any && (c <= 0x20 || c >= 0x7f || c == '/'))
             return false;
         p[n++] = (char)c;
     }
@@ -236,7 +238,7 @@ static bool decode(pl_exchange *x, pl_str in, pl_str *out)
 
 static void not_found(pl_exchange *x)
 {
-    char list[512];
+    char list[1024];
     size_t n = 0;
     list[0] = 0;
     for (int i = 0; i < ROUTES && n < sizeof list; i++)
@@ -262,6 +264,8 @@ static void on_request(void *ctx, pl_exchange *x)
 {
     pl_admin *a = ctx;
     pl_method method = x->head.method == PL_HEAD ? PL_GET : x->head.method;
+    /* clients name their sessions as they like */
+    bool sessions = pl_str_starts(x->head.path, PL_STR("/sessions/"));
     char allow[64];
     size_t n = 0;
     for (int i = 0; i < ROUTES; i++) {
@@ -269,8 +273,8 @@ static void on_request(void *ctx, pl_exchange *x)
         if (!matches(routes[i].path, x->head.path, &raw))
             continue;
         if (routes[i].method == method) {
-            if (raw.n && !decode(x, raw, &name))
-                pl_admin_error(x, 400, "bad_name", "that cannot be an engine's name");
+            if (raw.n && !pl_admin_decode(x, raw, sessions, &name))
+                pl_admin_error(x, 400, "bad_name", "that cannot be a name");
             else
                 routes[i].handle(a, x, name);
             return;

@@ -41,6 +41,10 @@ pl_exchange *pl_admin_wait_end(pl_admin_wait *w);
 /* The body as a JSON object (empty: an empty one). NULL: it has been answered. */
 json_t *pl_admin_body(pl_exchange *x);
 
+/* Percent-decodes into the exchange's arena, NUL-terminated. False: no memory, or not decodable; a
+ * name (any: false) has no blanks, slashes or bytes outside ASCII. */
+bool pl_admin_decode(pl_exchange *x, pl_str in, bool any, pl_str *out);
+
 /* --- handlers; name: the decoded NAME of the path, NUL-terminated --- */
 void pl_admin_engines_list(pl_admin *a, pl_exchange *x, pl_str name);
 void pl_admin_engines_add(pl_admin *a, pl_exchange *x, pl_str name);
@@ -48,6 +52,9 @@ void pl_admin_engine_get(pl_admin *a, pl_exchange *x, pl_str name);
 void pl_admin_engine_drain(pl_admin *a, pl_exchange *x, pl_str name);
 void pl_admin_engine_undrain(pl_admin *a, pl_exchange *x, pl_str name);
 void pl_admin_engine_remove(pl_admin *a, pl_exchange *x, pl_str name);
+void pl_admin_sessions_list(pl_admin *a, pl_exchange *x, pl_str name);
+void pl_admin_session_get(pl_admin *a, pl_exchange *x, pl_str id);
+void pl_admin_session_close(pl_admin *a, pl_exchange *x, pl_str id);
 void pl_admin_policy_get(pl_admin *a, pl_exchange *x, pl_str name);
 void pl_admin_policy_reload(pl_admin *a, pl_exchange *x, pl_str name);
 

@@ -17,13 +17,15 @@ static json_t *count(const _Atomic uint64_t *c)
 
 static json_t *worker_json(const pl_worker_state *w)
 {
-    return json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:o, s:f, s:f}", "name", w->name, "rank",
-                     w->rank, "slot", w->slot, "generation", w->generation, "inflight",
-                     (int)atomic_load(&w->inflight), "streams", (int)atomic_load(&w->streams),
-                     "queued_prefill_tokens", (json_int_t)atomic_load(&w->queued_prefill_tokens),
-                     "requests", count(&w->requests), "prefill_tokens_per_second",
-                     atomic_load(&w->prefill_tokens_per_second), "ttft_seconds",
-                     atomic_load(&w->ttft_seconds));
+    return json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:i, s:I, s:o, s:f, s:f}", "name",
+                     w->name, "rank", w->rank, "slot", w->slot, "generation", w->generation,
+                     "inflight", (int)atomic_load(&w->inflight), "streams",
+                     (int)atomic_load(&w->streams), "queued_prefill_tokens",
+                     (json_int_t)atomic_load(&w->queued_prefill_tokens), "sessions",
+                     (int)atomic_load(&w->sessions), "session_tokens",
+                     (json_int_t)atomic_load(&w->session_tokens), "requests", count(&w->requests),
+                     "prefill_tokens_per_second", atomic_load(&w->prefill_tokens_per_second),
+                     "ttft_seconds", atomic_load(&w->ttft_seconds));
 }
 
 static json_t *counters_json(const pl_engine *e)
@@ -48,19 +50,25 @@ static json_t *models_json(pl_admin *a, pl_exchange *x, const pl_engine *e)
 
 static json_t *engine_json(pl_admin *a, pl_exchange *x, pl_engine *e)
 {
+    static const char *const caps[] = {"sessions", "streaming_sessions", "session_tag", "retention",
+                                       "priority"};
+    json_t *can = json_array();
+    for (int i = 0; can && i < (int)(sizeof caps / sizeof *caps); i++)
+        if (atomic_load(&e->caps) & 1u << i)
+            json_array_append_new(can, json_string(caps[i]));
     static const char *const breakers[] = {"closed", "open", "half_open"};
     json_t *workers = json_array();
     for (int i = 0; workers && i < e->workers_n; i++)
         json_array_append_new(workers, worker_json(&e->workers[i]));
     return json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:f, s:o, s:o, s:o, s:o}", "name", e->name, "url",
-        e->url, "kind", pl_engine_kind_name((pl_engine_kind)atomic_load(&e->kind)), "health",
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:b, s:o, s:o, s:f, s:o, s:o, s:o, s:o}", "name", e->name,
+        "url", e->url, "kind", pl_engine_kind_name((pl_engine_kind)atomic_load(&e->kind)), "health",
         pl_health_name((pl_health)atomic_load(&e->health)), "state",
         pl_admin_state_name((pl_admin_state)atomic_load(&e->admin)), "breaker",
         breakers[atomic_load(&e->breaker)], "from_config", e->from_config, "models",
-        models_json(a, x, e), "weight", e->weight, "max_inflight", cap(e->max_inflight),
-        "max_queued_prefill_tokens", cap(e->max_queued_prefill_tokens), "counters",
-        counters_json(e), "workers", workers);
+        models_json(a, x, e), "capabilities", can, "weight", e->weight, "max_inflight",
+        cap(e->max_inflight), "max_queued_prefill_tokens", cap(e->max_queued_prefill_tokens),
+        "counters", counters_json(e), "workers", workers);
 }
 
 /* A new reference, or NULL when it has been answered. */

@@ -270,6 +270,8 @@ static void engines(pl_text *t, const pl_view *v)
     XX(queued_prefill_tokens, "queued_prefill_tokens", "gauge",                                    \
        "Prompt tokens sent to the worker without a first token yet")                               \
     XX(requests, "requests_total", "counter", "Requests sent to the worker")                       \
+    XX(sessions, "sessions", "gauge", "Engine-backed sessions opened on the worker")               \
+    XX(session_tokens, "session_tokens", "gauge", "Tokens that they hold, as last reported")       \
     XX(prefill_tokens_per_second, "prefill_tokens_per_second", "gauge",                            \
        "Prefill rate, moving average; 0 until measured")                                           \
     XX(ttft_seconds, "ttft_average_seconds", "gauge",                                              \
@@ -295,6 +297,7 @@ void pl_router_render_metrics(pl_router *r, pl_buf *out)
     counters(&t, r);
     latencies(&t, r);
     servers(&t, r);
+    pl_metrics_sessions(&t, r);
     policy(&t, r);
     pl_view *v = pl_fleet_view(r->fleet);
     if (v) {

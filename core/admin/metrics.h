@@ -39,7 +39,19 @@
     XX(usage_swallowed, "Usage chunks asked for by the router and kept from the client")           \
     XX(paused, "Times an engine was paused because its client was slow")                           \
     XX(decisions, "Decisions made")                                                                \
-    XX(engine_cut, "Requests cut because their engine was removed")
+    XX(engine_cut, "Requests cut because their engine was removed")                                \
+    XX(session_bad, "Requests refused for what they say of their session")                         \
+    XX(session_conflicts, "Requests whose header and body named different sessions")               \
+    XX(session_lost, "Turns refused because their session's engine state is gone")                 \
+    XX(session_trimmed, "Turns cut down to what is new in their session")                          \
+    XX(session_untrimmed, "Turns that went past their engine's session: nothing could be proved")  \
+    XX(session_spills, "Turns sent elsewhere than where their session is bound")                   \
+    XX(session_discarded, "Turns whose client left, read to their end")                            \
+    XX(degraded_no_session_engine, "Faults given to degrade by kind")                              \
+    XX(degraded_open_failed, "Faults given to degrade by kind")                                    \
+    XX(degraded_bound_gone, "Faults given to degrade by kind")                                     \
+    XX(retention_set, "Requests sent with retention_seconds")                                      \
+    XX(retention_skipped, "Requests whose extra_args took no retention_seconds")
 
 typedef struct pl_loop_metrics {
 #define XX(name, help) _Atomic uint64_t name;

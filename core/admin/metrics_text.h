@@ -36,4 +36,8 @@ void pl_text_process(pl_text *t);
 /* Memory of this process that is in RAM, bytes; 0 when unknown. */
 double pl_process_resident_bytes(void);
 
+/* metrics_sessions.c */
+struct pl_router;
+void pl_metrics_sessions(pl_text *t, struct pl_router *r);
+
 #endif

@@ -144,7 +144,7 @@ static void infer(pl_front *f, pl_exchange *x, int path)
         pl_front_error(f, x, 500, "%s", pl_strerror(PL_ENOMEM));
         return;
     }
-    c->fault = pl_fault_draw(f);
+    c->fault = pl_fault_draw(f, PL_FAULT_REQUESTS);
     if (c->fault == PL_FAULT_REFUSE) {
         pl_front_call_cut(c);
         return;
@@ -163,7 +163,7 @@ static void infer(pl_front *f, pl_exchange *x, int path)
         f->scratch.n = 0;
         rc = pl_tokens_mark(&f->scratch, PL_MARK_USER);
         if (rc == 0)
-            rc = pl_front_call_submit(c, 1, 0, 0);
+            rc = pl_front_call_submit(c, &(pl_sim_ask){.output_tokens = 1});
     } else {
         json_error_t je;
         json_t *body = json_loadb(x->body.p ? x->body.p : "", x->body.n, 0, &je);
@@ -178,7 +178,9 @@ static void infer(pl_front *f, pl_exchange *x, int path)
         rc = pl_front_call_parse(c, body, &status, &eb);
         json_decref(body);
     }
-    if (rc != 0)
+    if (rc != 0 && c->turn_refused)
+        pl_front_call_refuse_turn(c, eb.text);
+    else if (rc != 0)
         pl_front_call_refuse(c, status, eb.text[0] ? eb.text : pl_strerror(rc));
     else
         pl_front_arm(f);
@@ -204,17 +206,16 @@ static void on_request(void *ctx, pl_exchange *x)
 
 static void on_gone(void *ctx, pl_exchange *x)
 {
-    if (x->user)
-        pl_front_call_gone(x->user);
+    pl_front_user *u = x->user;
+    if (u)
+        u->gone(u);
 }
 
 static void on_drain(void *ctx, pl_exchange *x)
 {
-    pl_front_call *c = x->user;
-    if (!c)
-        return;
-    c->paused = false;
-    pl_front_call_pump(c);
+    pl_front_user *u = x->user;
+    if (u && u->drain)
+        u->drain(u);
 }
 
 /* --- the loop --- */
@@ -298,6 +299,8 @@ int pl_front_run(const pl_front_options *o, pl_errbuf *eb)
                        PL_FMT(o->kind));
     if (!(o->speed >= 1e-3 && o->speed <= 1e6))
         return pl_fail(eb, PL_EINVALID, "speed: %g is not in 0.001 .. 1000000", o->speed);
+    if (vllm && o->streaming_sessions)
+        return pl_fail(eb, PL_EINVALID, "enable-streaming-session: only SGLang has sessions");
     if (o->models_n < 1 || o->default_output_tokens < 1)
         return pl_fail(eb, PL_EINVALID, "at least one model and one output token are needed");
     pl_front *f = calloc(1, sizeof *f);
@@ -305,7 +308,8 @@ int pl_front_run(const pl_front_options *o, pl_errbuf *eb)
         return pl_fail(eb, PL_ENOMEM, "out of memory");
     f->o = o;
     f->vllm = vllm;
-    f->fault.rng.state = o->seed;
+    for (int i = 0; i < PL_FAULT_TARGETS; i++)
+        f->fault[i].rng.state = o->seed + (uint64_t)i;
     f->records = calloc(PL_FRONT_RECORDS, sizeof *f->records);
     f->start_ns = pl_now_ns();
     f->alarm_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);

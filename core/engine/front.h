@@ -12,6 +12,7 @@ typedef struct pl_front_options {
     int models_n;
     double speed;              /* times real time; 1 */
     int default_output_tokens; /* when a request sets no limit: 64 */
+    bool streaming_sessions;   /* SGLang's --enable-streaming-session */
     pl_sim_options sim;
     uint64_t seed;
 } pl_front_options;

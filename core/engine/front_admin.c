@@ -32,7 +32,8 @@ static void empty(pl_exchange *x)
 
 static void health(pl_front *f, pl_exchange *x)
 {
-    switch (f->fault.health ? pl_fault_draw(f) : PL_FAULT_NONE) {
+    switch (f->fault[PL_FAULT_REQUESTS].health ? pl_fault_draw(f, PL_FAULT_REQUESTS)
+                                               : PL_FAULT_NONE) {
     case PL_FAULT_HANG:
         return; /* until the client leaves */
     case PL_FAULT_REFUSE:
@@ -62,16 +63,26 @@ static void models(pl_front *f, pl_exchange *x)
 
 static void server_info(pl_front *f, pl_exchange *x)
 {
-    pl_front_send(x, 200,
-                  json_pack("{s:o,s:o,s:i,s:i,s:i,s:s,s:I,s:I,s:i,s:i,s:i,s:s,s:n,s:n}",
-                            "model_path", pl_front_string(f->o->models[0]), "served_model_name",
-                            pl_front_string(f->o->models[0]), "tp_size", 1, "dp_size", 1, "pp_size",
-                            1, "disaggregation_mode", "null", "context_length",
-                            (json_int_t)context_len(f), "max_total_num_tokens",
-                            (json_int_t)context_len(f), "max_running_requests",
-                            f->o->sim.max_running, "chunked_prefill_size",
-                            f->o->sim.max_batch_tokens, "page_size", f->o->sim.page_tokens,
-                            "version", "0.1.0+sim", "kv_events", "speculative_algorithm"));
+    static const char *const eviction[] = {"lru", "lfu", "slru", "priority"};
+    json_t *info = json_pack(
+        "{s:o,s:o,s:i,s:i,s:i,s:s,s:I,s:I,s:i,s:i,s:i,s:s,s:n,s:n}", "model_path",
+        pl_front_string(f->o->models[0]), "served_model_name", pl_front_string(f->o->models[0]),
+        "tp_size", 1, "dp_size", 1, "pp_size", 1, "disaggregation_mode", "null", "context_length",
+        (json_int_t)context_len(f), "max_total_num_tokens", (json_int_t)context_len(f),
+        "max_running_requests", f->o->sim.max_running, "chunked_prefill_size",
+        f->o->sim.max_batch_tokens, "page_size", f->o->sim.page_tokens, "version", "0.1.0+sim",
+        "kv_events", "speculative_algorithm");
+    json_t *more = json_pack("{s:b,s:b,s:b,s:s,s:{s:b}}", "enable_streaming_session",
+                             f->o->streaming_sessions, "enable_session_radix_cache", 0,
+                             "enable_priority_scheduling", 1, "radix_eviction_policy",
+                             eviction[f->o->sim.eviction], "perilune_engine", "retention", 1);
+    int rc = json_object_update(info, more); /* -1 when either is NULL */
+    json_decref(more);
+    if (rc != 0) {
+        json_decref(info);
+        info = NULL;
+    }
+    pl_front_send(x, 200, info);
 }
 
 static void model_info(pl_front *f, pl_exchange *x)
@@ -159,6 +170,10 @@ static void metrics(pl_front *f, pl_exchange *x)
         {"kv_available_tokens", "gauge", (double)st.available_tokens},
         {"kv_evictable_tokens", "gauge", (double)st.evictable_tokens},
         {"kv_used_tokens", "gauge", (double)st.used_tokens},
+        {"kv_physical_usage", "gauge",
+         share((double)(st.pool_tokens - st.available_tokens), (double)st.pool_tokens)},
+        {"num_streaming_sessions", "gauge", st.streaming_sessions},
+        {"streaming_session_held_tokens", "gauge", (double)st.held_tokens},
         {"cache_hit_rate", "gauge", share((double)st.cached_tokens, (double)st.prompt_tokens)},
         {"page_size", "gauge", f->o->sim.page_tokens},
         {"num_pages", "gauge", pages},
@@ -347,6 +362,9 @@ static const struct {
     {"/flush_cache", SGLANG | GET | POST, flush_cache},
     {"/reset_prefix_cache", VLLM | POST, flush_cache},
     {"/abort_request", SGLANG | POST, abort_request},
+    {"/open_session", SGLANG | GET | POST, pl_front_open_session},
+    {"/close_session", SGLANG | GET | POST, pl_front_close_session},
+    {"/sim/sessions", SGLANG | GET, pl_front_sessions},
     {"/tokenize", BOTH | POST, tokenize},
     {"/v1/tokenize", BOTH | POST, tokenize},
     {"/detokenize", BOTH | POST, detokenize},

@@ -41,6 +41,8 @@ static void remember(pl_front *f, pl_front_call *c, pl_front_call_end end)
     *r = (pl_front_record){.path = c->path, .end = (int)end};
     snprintf(r->id, sizeof r->id, "%.*s", c->request_id.n > 63 ? 63 : (int)c->request_id.n,
              c->request_id.p ? c->request_id.p : "");
+    snprintf(r->session, sizeof r->session, "%.*s", c->session.n > 63 ? 63 : (int)c->session.n,
+             c->session.p ? c->session.p : "");
     for (int i = 0; i < c->parts_n; i++) {
         r->prompt += c->parts[i].prompt;
         r->cached += c->parts[i].cached;
@@ -81,9 +83,16 @@ static void conclude(pl_front_call *c, pl_front_call_end end)
     leave_books(c);
 }
 
-void pl_front_call_gone(pl_front_call *c)
+static void on_gone(pl_front_user *u)
 {
-    conclude(c, PL_CALL_GONE);
+    conclude((pl_front_call *)u, PL_CALL_GONE);
+}
+
+static void on_drain(pl_front_user *u)
+{
+    pl_front_call *c = (pl_front_call *)u;
+    c->paused = false;
+    pl_front_call_pump(c);
 }
 
 pl_front_call *pl_front_call_begin(pl_front *f, pl_exchange *x, int path)
@@ -91,6 +100,7 @@ pl_front_call *pl_front_call_begin(pl_front *f, pl_exchange *x, int path)
     pl_front_call *c = pl_arena_zalloc(&x->arena, sizeof *c);
     if (!c)
         return NULL;
+    c->user = (pl_front_user){on_gone, on_drain};
     c->front = f;
     c->x = x;
     c->path = path;
@@ -102,8 +112,8 @@ pl_front_call *pl_front_call_begin(pl_front *f, pl_exchange *x, int path)
     c->request_id = pl_front_request_id(f, x);
     if (!c->request_id.p)
         return NULL;
-    c->after_chunks = f->fault.after_chunks;
-    c->delay_ms = f->fault.delay_ms;
+    c->after_chunks = f->fault[PL_FAULT_REQUESTS].after_chunks;
+    c->delay_ms = f->fault[PL_FAULT_REQUESTS].delay_ms;
     x->user = c;
     c->next = f->calls;
     c->pprev = &f->calls;
@@ -115,12 +125,17 @@ pl_front_call *pl_front_call_begin(pl_front *f, pl_exchange *x, int path)
     return c;
 }
 
+void pl_front_call_forget(pl_front_call *c)
+{
+    c->front->count[c->path].failed++;
+    leave_books(c);
+}
+
 void pl_front_call_refuse(pl_front_call *c, int status, const char *message)
 {
     pl_front *f = c->front;
     pl_exchange *x = c->x;
-    f->count[c->path].failed++;
-    leave_books(c);
+    pl_front_call_forget(c);
     pl_front_error(f, x, status, "%s", message);
 }
 
@@ -154,7 +169,7 @@ static void on_finish(void *user, int64_t now_us, pl_sim_finish why)
 
 static const pl_sim_events events = {on_tokens, on_finish};
 
-int pl_front_call_submit(pl_front_call *c, int want, int priority, uint64_t seed)
+int pl_front_call_submit(pl_front_call *c, const pl_sim_ask *like)
 {
     pl_front *f = c->front;
     /* Parts are the callbacks' user data, so the array must not move once it is used. */
@@ -165,11 +180,24 @@ int pl_front_call_submit(pl_front_call *c, int want, int priority, uint64_t seed
     }
     if (c->parts_n == c->parts_max)
         return PL_ELIMIT;
+    pl_sim_ask ask = *like;
+    ask.tokens = f->scratch.v;
+    ask.n = f->scratch.n;
+    if (c->slot) {
+        ask.slot = c->slot;
+        ask.name = c->id;
+        /* The mark that ends the answer, so that the conversation is what it would be if it were
+         * sent again as a whole. */
+        ask.tail = pl_mark_id(PL_MARK_END);
+        ask.tailed = c->api == PL_API_CHAT;
+    }
     pl_part *p = &c->parts[c->parts_n];
-    *p = (pl_part){
-        .call = c, .index = c->parts_n, .prompt = f->scratch.n, .want = want, .seed = seed};
-    int rc = pl_sim_submit(f->sim, pl_front_now_us(f), f->scratch.v, f->scratch.n, want, priority,
-                           seed, &events, p, &p->req);
+    *p = (pl_part){.call = c,
+                   .index = c->parts_n,
+                   .prompt = ask.n + (c->slot ? pl_sim_slot_tokens(c->slot) : 0),
+                   .want = ask.output_tokens,
+                   .seed = ask.out_seed};
+    int rc = pl_sim_ask_for(f->sim, pl_front_now_us(f), &ask, &events, p, &p->req);
     if (rc == 0)
         c->parts_n++;
     return rc;

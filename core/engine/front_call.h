@@ -1,6 +1,7 @@
 /* Inside of the simulated engine's HTTP front: what front.c (loop, requests), front_call.c (life of
- * a call), front_parse.c (bodies to prompts), front_api.c (answers), front_admin.c (state, metrics)
- * and front_fault.c (faults) share. Nobody else includes it. One thread. */
+ * a call), front_parse.c (bodies to prompts), front_api.c (answers), front_session.c (sessions),
+ * front_admin.c (state, metrics) and front_fault.c (faults) share. Nobody else includes it. One
+ * thread. */
 #ifndef PL_FRONT_CALL_H
 #define PL_FRONT_CALL_H
 
@@ -16,6 +17,13 @@
 
 typedef struct pl_front pl_front;
 typedef struct pl_front_call pl_front_call;
+
+/* What an exchange's user is: the first member of whatever waits for its answer. */
+typedef struct pl_front_user {
+    void (*gone)(struct pl_front_user *u); /* the client has left */
+    void (*drain)(
+        struct pl_front_user *u); /* its backlog is low again; NULL: nothing is streamed */
+} pl_front_user;
 
 /* One prompt of a call: a choice, an input, a document. */
 typedef struct pl_part {
@@ -40,6 +48,7 @@ typedef enum pl_front_call_end {
 /* One inference request, from its head to the end of its answer. In its exchange's arena: gone with
  * it. */
 struct pl_front_call {
+    pl_front_user user;
     pl_front_call *next, **pprev; /* front->calls */
     pl_front *front;
     pl_exchange *x;
@@ -52,7 +61,10 @@ struct pl_front_call {
     pl_str request_id;  /* x-request-id of the answer */
     pl_str qid, qmodel; /* for JSON, with quotes: the answer's id and model */
     pl_str model;
-    int64_t created;              /* seconds since 1970 */
+    pl_str session;    /* that it names, by session_params or as a tag; empty: none */
+    pl_sim_slot *slot; /* a turn's; NULL: no turn */
+    bool turn_refused; /* why is told as the end of the request, not as an error of the body */
+    int64_t created;   /* seconds since 1970 */
     int64_t arrived_us, first_us; /* engine's clock; first_us -1 before the first token */
     int choices;                  /* n: parts of the same prompt stand next to each other */
     bool batch;                   /* /generate: the prompt was a list, so the answer is one */
@@ -73,13 +85,21 @@ struct pl_front_call {
     uint64_t delay_ms;
 };
 
+/* What a fault strikes; each has one in force. */
+enum pl_fault_target { PL_FAULT_REQUESTS, PL_FAULT_OPENS, PL_FAULT_CLOSES, PL_FAULT_TARGETS };
+
 enum pl_fault_way {
     PL_FAULT_NONE,
-    PL_FAULT_REFUSE,
+    PL_FAULT_REFUSE, /* of requests */
     PL_FAULT_RESET,
     PL_FAULT_HANG,
     PL_FAULT_500,
     PL_FAULT_SLOW,
+    PL_FAULT_OPEN_FAIL, /* of opens */
+    PL_FAULT_OPEN_SLOW,
+    PL_FAULT_OPEN_LOST,
+    PL_FAULT_CLOSE_LOST, /* of closes */
+    PL_FAULT_CLOSE_CUT,
     PL_FAULT_COUNT
 };
 
@@ -90,13 +110,12 @@ typedef struct pl_front_fault {
     int64_t left;      /* requests still to be hit; -1: no bound */
     uint64_t delay_ms; /* real milliseconds */
     bool health;       /* /health is hit, too */
-    uint64_t hit[PL_FAULT_COUNT];
     pl_rng rng;
 } pl_front_fault;
 
 /* What has become of a call that is over. */
 typedef struct pl_front_record {
-    char id[64];
+    char id[64], session[64];
     int path, prompt, cached, output, end;
 } pl_front_record;
 
@@ -120,7 +139,9 @@ struct pl_front {
     int calls_n;
     pl_tokens scratch;
     pl_buf out; /* answers are composed here */
-    pl_front_fault fault;
+    pl_front_fault fault[PL_FAULT_TARGETS];
+    uint64_t hit[PL_FAULT_COUNT]; /* how often each kind of fault has struck */
+    uint64_t turns_refused;
     struct { /* received = failed + over + those under way */
         uint64_t received, failed, over[PL_CALL_ENDS];
     } count[PL_FRONT_PATHS];
@@ -136,12 +157,13 @@ extern const int pl_front_apis[PL_FRONT_PATHS];
 pl_front_call *pl_front_call_begin(pl_front *f, pl_exchange *x, int path);
 /* Answers a call with an error and forgets it. */
 void pl_front_call_refuse(pl_front_call *c, int status, const char *message);
-/* The client has left. */
-void pl_front_call_gone(pl_front_call *c);
+/* The same, but the caller answers; the call itself lives as long as its exchange. */
+void pl_front_call_forget(pl_front_call *c);
 /* Closes the connection in the middle of the answer. */
 void pl_front_call_cut(pl_front_call *c);
-/* Puts one prompt of the call (front->scratch) into the engine as its next part. */
-int pl_front_call_submit(pl_front_call *c, int want, int priority, uint64_t seed);
+/* Puts one prompt of the call (front->scratch) into the engine as its next part, with what ask says
+ * of it beside the prompt and the session. */
+int pl_front_call_submit(pl_front_call *c, const pl_sim_ask *ask);
 /* /abort_request: what is under way of the call ends here and is answered as aborted. */
 void pl_front_call_abort(pl_front_call *c);
 /* Writes what can be written; may end the call. */
@@ -169,6 +191,17 @@ int pl_front_call_parse(pl_front_call *c, json_t *body, int *status, pl_errbuf *
 /* Tokens of a /tokenize body into front->scratch. */
 int pl_front_tokenize(pl_front *f, json_t *body, pl_errbuf *eb);
 
+/* --- front_session.c --- */
+/* session_params and session_id of an inference request's body: sets session, slot and
+ * turn_refused of the call. 0, or negative with a message. */
+int pl_front_call_session(pl_front_call *c, const json_t *body, pl_errbuf *eb);
+/* Answers a turn that the engine does not take. */
+void pl_front_call_refuse_turn(pl_front_call *c, const char *message);
+/* /open_session, /close_session, GET /sim/sessions. */
+void pl_front_open_session(pl_front *f, pl_exchange *x);
+void pl_front_close_session(pl_front *f, pl_exchange *x);
+void pl_front_sessions(pl_front *f, pl_exchange *x);
+
 /* --- front_api.c --- */
 /* A whole answer into front->out. */
 int pl_front_call_answer(pl_front_call *c);
@@ -185,8 +218,8 @@ void pl_front_render_error(pl_front *f, pl_str path, int status, const char *mes
 bool pl_front_admin(pl_front *f, pl_exchange *x);
 
 /* --- front_fault.c --- */
-/* What is to happen to a request: enum pl_fault_way. Counts it. */
-int pl_fault_draw(pl_front *f);
+/* What is to happen to the next of a target: enum pl_fault_way. Counts it. */
+int pl_fault_draw(pl_front *f, int target);
 /* POST and GET /sim/fault. */
 void pl_fault_control(pl_front *f, pl_exchange *x);
 json_t *pl_fault_state(const pl_front *f);

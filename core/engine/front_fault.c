@@ -1,18 +1,24 @@
-/* Faults on demand and the view of what the simulated engine has seen. Called by front.c and
- * front_admin.c on the front's thread.
+/* Faults on demand and the view of what the simulated engine has seen. Called by front.c,
+ * front_session.c and front_admin.c on the front's thread.
  *
- * POST /sim/fault {"kind", "after_chunks", "probability", "count", "delay_ms", "health"} replaces
- * the fault in force; GET tells it and how often each kind has struck. It strikes inference
- * requests (and GET /health with "health": true), each with the given probability (1), at most
+ * POST /sim/fault {"kind", "after_chunks", "probability", "count", "delay_ms", "health"} puts a
+ * fault in force; GET tells what is and how often each kind has struck. One strikes inference
+ * requests (and GET /health with "health": true), one opens and one closes of sessions; a new one
+ * replaces the one that strikes the same. Each strikes with the given probability (1), at most
  * count times (0: no bound), then it is none again:
  *
- * - none: nothing is broken
+ * - none: nothing is broken, whatever it was that struck
  * - refuse: the connection is closed without an answer
  * - reset_mid_stream: closed after after_chunks tokens of a stream; an answer that is not streamed
  *   breaks off in the middle of its body
  * - hang: never answered
  * - error_500: answered at once
  * - slow: delay_ms (real milliseconds) before each token of a stream, or before the answer
+ * - open_fail: the session is not opened, and the answer says so
+ * - open_slow: it is opened, and the answer comes after delay_ms
+ * - open_lost: it is not opened, and there is no answer
+ * - close_lost: the session stays, and there is no answer
+ * - close_cut: the session stays, and the connection is closed
  *
  * GET /sim/requests: inflight (requests received and not over), running and waiting (prompts in the
  * engine), counts in all and by path: received = inflight + failed (answered with an error) + done
@@ -22,43 +28,60 @@
 
 #include <string.h>
 
-static const char *const names[PL_FAULT_COUNT] = {"none", "refuse",    "reset_mid_stream",
-                                                  "hang", "error_500", "slow"};
+static const char *const names[PL_FAULT_COUNT] = {
+    "none",      "refuse",    "reset_mid_stream", "hang",       "error_500", "slow",
+    "open_fail", "open_slow", "open_lost",        "close_lost", "close_cut"};
 static const char *const ends[PL_CALL_ENDS] = {"done", "gone", "aborted", "cut"};
 
-int pl_fault_draw(pl_front *f)
+static int target_of(int way)
 {
-    pl_front_fault *v = &f->fault;
+    return way >= PL_FAULT_CLOSE_LOST  ? PL_FAULT_CLOSES
+           : way >= PL_FAULT_OPEN_FAIL ? PL_FAULT_OPENS
+                                       : PL_FAULT_REQUESTS;
+}
+
+int pl_fault_draw(pl_front *f, int target)
+{
+    pl_front_fault *v = &f->fault[target];
     if (v->way == PL_FAULT_NONE || v->left == 0 || pl_rng_unit(&v->rng) >= v->probability)
         return PL_FAULT_NONE;
     int way = v->way;
-    v->hit[way]++;
+    f->hit[way]++;
     if (v->left > 0 && --v->left == 0)
         v->way = PL_FAULT_NONE;
     return way;
 }
 
-json_t *pl_fault_state(const pl_front *f)
+static json_t *in_force(const pl_front_fault *v)
 {
-    const pl_front_fault *v = &f->fault;
-    json_t *hit = json_object();
-    for (int i = 1; i < PL_FAULT_COUNT; i++)
-        json_object_set_new(hit, names[i], json_integer((json_int_t)v->hit[i]));
-    return json_pack("{s:s,s:i,s:f,s:I,s:I,s:b,s:o}", "kind", names[v->way], "after_chunks",
+    return json_pack("{s:s,s:i,s:f,s:I,s:I,s:b}", "kind", names[v->way], "after_chunks",
                      v->after_chunks, "probability", v->probability, "count",
                      (json_int_t)(v->left > 0 ? v->left : 0), "delay_ms", (json_int_t)v->delay_ms,
-                     "health", v->health, "hits", hit);
+                     "health", v->health);
+}
+
+json_t *pl_fault_state(const pl_front *f)
+{
+    json_t *hit = json_object(), *state = in_force(&f->fault[PL_FAULT_REQUESTS]);
+    for (int i = 1; i < PL_FAULT_COUNT; i++)
+        json_object_set_new(hit, names[i], json_integer((json_int_t)f->hit[i]));
+    json_object_set_new(state, "open", in_force(&f->fault[PL_FAULT_OPENS]));
+    json_object_set_new(state, "close", in_force(&f->fault[PL_FAULT_CLOSES]));
+    json_object_set_new(state, "hits", hit);
+    return state;
 }
 
 static const char *set_fault(pl_front *f, const json_t *body)
 {
     const char *kind = json_string_value(json_object_get(body, "kind"));
-    pl_front_fault v = f->fault;
-    v.way = 0;
-    while (kind && v.way < PL_FAULT_COUNT && strcmp(kind, names[v.way]) != 0)
-        v.way++;
-    if (!kind || v.way == PL_FAULT_COUNT)
-        return "kind must be none, refuse, reset_mid_stream, hang, error_500 or slow";
+    int way = 0;
+    while (kind && way < PL_FAULT_COUNT && strcmp(kind, names[way]) != 0)
+        way++;
+    if (!kind || way == PL_FAULT_COUNT)
+        return "kind must be none, refuse, reset_mid_stream, hang, error_500, slow, open_fail, "
+               "open_slow, open_lost, close_lost or close_cut";
+    pl_front_fault v = f->fault[target_of(way)];
+    v.way = way;
     v.after_chunks = 0;
     v.probability = 1;
     v.left = -1;
@@ -84,7 +107,9 @@ static const char *set_fault(pl_front *f, const json_t *body)
         else
             v.delay_ms = (uint64_t)value;
     }
-    f->fault = v;
+    for (int i = 0; way == PL_FAULT_NONE && i < PL_FAULT_TARGETS; i++)
+        f->fault[i].way = PL_FAULT_NONE;
+    f->fault[target_of(way)] = v;
     return NULL;
 }
 
@@ -117,9 +142,10 @@ static json_t *under_way(const pl_front_call *c)
                         : c->parts_done == c->parts_n ? "answering"
                         : running                     ? "running"
                                                       : "waiting";
-    return json_pack("{s:o,s:s,s:s,s:b,s:i,s:i,s:i}", "id", pl_front_string(c->request_id), "path",
-                     pl_front_paths[c->path].p, "state", state, "stream", c->stream,
-                     "prompt_tokens", prompt, "cached_tokens", cached, "output_tokens", output);
+    return json_pack("{s:o,s:s,s:o,s:s,s:b,s:i,s:i,s:i}", "id", pl_front_string(c->request_id),
+                     "path", pl_front_paths[c->path].p, "session", pl_front_string(c->session),
+                     "state", state, "stream", c->stream, "prompt_tokens", prompt, "cached_tokens",
+                     cached, "output_tokens", output);
 }
 
 static json_t *counts_of(uint64_t received, uint64_t failed, const uint64_t over[PL_CALL_ENDS])
@@ -151,9 +177,11 @@ json_t *pl_front_requests(const pl_front *f)
     for (uint64_t i = first; i < f->records_n; i++) {
         const pl_front_record *r = &f->records[i % PL_FRONT_RECORDS];
         json_array_append_new(
-            last, json_pack("{s:o,s:s,s:s,s:i,s:i,s:i}", "id", pl_front_string(pl_str_c(r->id)),
-                            "path", pl_front_paths[r->path].p, "end", ends[r->end], "prompt_tokens",
-                            r->prompt, "cached_tokens", r->cached, "output_tokens", r->output));
+            last,
+            json_pack("{s:o,s:s,s:o,s:s,s:i,s:i,s:i}", "id", pl_front_string(pl_str_c(r->id)),
+                      "path", pl_front_paths[r->path].p, "session",
+                      pl_front_string(pl_str_c(r->session)), "end", ends[r->end], "prompt_tokens",
+                      r->prompt, "cached_tokens", r->cached, "output_tokens", r->output));
     }
     pl_sim_stats st;
     pl_sim_stats_of(f->sim, &st);

@@ -140,10 +140,11 @@ static int add_messages(pl_tokens *t, const json_t *list, const char *what, pl_e
     return 0;
 }
 
-static int chat_prompt(pl_tokens *t, const json_t *body, bool generation, pl_errbuf *eb)
+/* later: it follows what its session said, so that what stands before all messages is there. */
+static int chat_prompt(pl_tokens *t, const json_t *body, bool later, bool generation, pl_errbuf *eb)
 {
-    int rc = add_tools(t, json_object_get(body, "tools"));
-    if (rc == 0)
+    int rc = later ? 0 : add_tools(t, json_object_get(body, "tools"));
+    if (rc == 0 && !later)
         rc = add_system(t, json_object_get(body, "system")); /* Anthropic's place for it */
     if (rc == 0)
         rc = add_messages(t, json_object_get(body, "messages"), "messages", eb);
@@ -227,9 +228,20 @@ static int output_limit(pl_front_call *c, const json_t *body, int64_t *want, pl_
 typedef struct shape { /* what is the same for all prompts of a call */
     int64_t want;      /* asked output tokens; 0: not said */
     int priority;
+    int64_t retain_us;
     uint64_t seed;
     bool generates;
 } shape;
+
+/* extra_args.retention_seconds, where it is a positive number; anything else is no wish. */
+static int64_t retention(const json_t *body)
+{
+    double seconds = json_number_value(
+        json_object_get(json_object_get(body, "extra_args"), "retention_seconds"));
+    if (!(seconds > 0))
+        return 0;
+    return seconds < 1e-6 ? 1 : seconds < 1e9 ? (int64_t)(seconds * 1e6) : 1000000000000000;
+}
 
 /* Submits front->scratch, once for each choice. */
 static int submit(pl_front_call *c, const shape *s, int *status, pl_errbuf *eb)
@@ -237,22 +249,28 @@ static int submit(pl_front_call *c, const shape *s, int *status, pl_errbuf *eb)
     pl_front *f = c->front;
     pl_tokens *t = &f->scratch;
     int64_t room = f->o->sim.pool_tokens - f->o->sim.pool_tokens % f->o->sim.page_tokens;
+    int said = c->slot ? pl_sim_slot_tokens(c->slot) : 0;
+    int64_t prompt = (int64_t)said + t->n;
     if (t->n == 0)
         return pl_fail(eb, PL_EINVALID, "the prompt is empty");
     int64_t want = !s->generates ? 0 : s->want ? s->want : f->o->default_output_tokens;
-    if (s->generates && !s->want && t->n < room && t->n + want > room)
-        want = room - t->n;
-    if (t->n + want > room || (s->generates && t->n >= room))
+    if (s->generates && !s->want && prompt < room && prompt + want > room)
+        want = room - prompt;
+    if (prompt + want > room || (s->generates && prompt >= room))
         return pl_fail(
             eb, PL_EINVALID,
             "This model's maximum context length is %lld tokens. However, you requested "
-            "%lld tokens (%d in the messages, %lld in the completion). Please reduce the "
+            "%lld tokens (%lld in the messages, %lld in the completion). Please reduce the "
             "length of the messages or completion.",
-            (long long)room, (long long)(t->n + want), t->n, (long long)want);
-    uint64_t seed = XXH3_64bits_withSeed(t->v, (size_t)t->n * sizeof *t->v, f->o->seed) ^
+            (long long)room, (long long)(prompt + want), (long long)prompt, (long long)want);
+    uint64_t seed = XXH3_64bits_withSeed(t->v, (size_t)t->n * sizeof *t->v,
+                                         f->o->seed + ((uint64_t)said << 32)) ^
                     s->seed * 0x9e3779b97f4a7c15u;
     for (int k = 0; k < c->choices; k++) {
-        int rc = pl_front_call_submit(c, (int)want, s->priority, seed + (uint64_t)k);
+        int rc = pl_front_call_submit(c, &(pl_sim_ask){.output_tokens = (int)want,
+                                                       .priority = s->priority,
+                                                       .out_seed = seed + (uint64_t)k,
+                                                       .retain_us = s->retain_us});
         if (rc == PL_EBUSY) {
             *status = 503;
             return pl_fail(eb, rc, "The request queue is full.");
@@ -338,7 +356,7 @@ static int submit_all(pl_front_call *c, const shape *s, const json_t *body, int 
     switch (c->api) {
     case PL_API_CHAT:
     case PL_API_MESSAGES:
-        rc = chat_prompt(t, body, true, eb);
+        rc = chat_prompt(t, body, c->slot && pl_sim_slot_tokens(c->slot) > 0, true, eb);
         return rc ? rc : submit(c, s, status, eb);
     case PL_API_RESPONSES:
         rc = responses_prompt(t, body, eb);
@@ -418,6 +436,10 @@ int pl_front_call_parse(pl_front_call *c, json_t *body, int *status, pl_errbuf *
     c->base64 = pl_str_eq(str_of(json_object_get(body, "encoding_format")), PL_STR("base64"));
     if (rc != 0 && rc != PL_ENOTFOUND)
         return rc;
+    s.retain_us = retention(body);
+    rc = pl_front_call_session(c, body, eb);
+    if (rc != 0)
+        return rc;
     rc = submit_all(c, &s, body, status, eb);
     if (rc == PL_ENOMEM)
         *status = 500;
@@ -433,7 +455,7 @@ int pl_front_tokenize(pl_front *f, json_t *body, pl_errbuf *eb)
     if (json_is_string(prompt))
         return pl_tokens_text(t, str_of(prompt));
     if (json_is_array(json_object_get(body, "messages")))
-        return chat_prompt(t, body, !json_is_false(json_object_get(body, "add_generation_prompt")),
-                           eb);
+        return chat_prompt(t, body, false,
+                           !json_is_false(json_object_get(body, "add_generation_prompt")), eb);
     return pl_fail(eb, PL_EINVALID, "prompt (text) or messages is needed");
 }

@@ -17,35 +17,43 @@
 #include "engine/heap.h"
 
 struct pl_radix_node {
-    pl_heap_item lru; /* major: stamp of the last use; inside the heap exactly while evictable */
+    pl_heap_item order; /* inside `leaves` exactly while evictable; see place() */
+    pl_heap_item due;   /* major: retained until then; inside `retained` while it is */
     pl_radix_node *parent;
     pl_radix_node *chain; /* next in the hash bucket */
     uint32_t *tokens;     /* owned; n of them, a multiple of the page; none in the root */
     int n;
-    int refs;     /* locks on this node or below it */
-    int children; /* how many */
-    uint32_t id;  /* seeds the children's hashes; addresses would make runs differ */
+    int refs;       /* locks on this node or below it */
+    int children;   /* how many */
+    int uses;       /* requests that made or found it */
+    int priority;   /* the highest of them */
+    uint64_t stamp; /* of the last use */
+    uint32_t id;    /* seeds the children's hashes; addresses would make runs differ */
     uint64_t hash;
 };
 
 struct pl_radix {
     int page;
+    pl_radix_policy policy;
     uint32_t next_id;
     uint64_t stamp; /* one per match or insert: nodes of equal stamp lie on one path */
     int64_t tokens, evictable;
     int nodes;
     pl_radix_node root;
-    pl_heap leaves; /* unlocked leaves, least recently used first */
+    pl_heap leaves;   /* unlocked leaves, what goes first on top */
+    pl_heap retained; /* nodes, by when that ends */
+    int64_t retained_tokens;
     pl_radix_node **bucket;
     size_t mask;
 };
 
-pl_radix *pl_radix_new(int page_tokens)
+pl_radix *pl_radix_new(int page_tokens, pl_radix_policy policy)
 {
     pl_radix *r = page_tokens < 1 ? NULL : calloc(1, sizeof *r);
     if (!r)
         return NULL;
     r->page = page_tokens;
+    r->policy = policy;
     r->mask = 255;
     r->bucket = calloc(r->mask + 1, sizeof *r->bucket);
     if (!r->bucket) {
@@ -67,6 +75,7 @@ void pl_radix_free(pl_radix *r)
         }
     free(r->bucket);
     free(r->leaves.v);
+    free(r->retained.v);
     free(r);
 }
 
@@ -83,6 +92,11 @@ int64_t pl_radix_tokens(const pl_radix *r)
 int64_t pl_radix_evictable(const pl_radix *r)
 {
     return r->evictable;
+}
+
+int64_t pl_radix_retained(const pl_radix *r)
+{
+    return r->retained_tokens;
 }
 
 int pl_radix_nodes(const pl_radix *r)
@@ -146,7 +160,8 @@ static void table_grow(pl_radix *r)
 
 static pl_radix_node *node_new(pl_radix *r, const uint32_t *tokens, int n)
 {
-    if (r->nodes == INT_MAX / 2 || !pl_heap_reserve(&r->leaves, r->nodes + 1))
+    if (r->nodes == INT_MAX / 2 || !pl_heap_reserve(&r->leaves, r->nodes + 1) ||
+        !pl_heap_reserve(&r->retained, r->nodes + 1))
         return NULL;
     pl_radix_node *node = calloc(1, sizeof *node);
     uint32_t *copy = malloc((size_t)n * sizeof *copy);
@@ -163,11 +178,65 @@ static pl_radix_node *node_new(pl_radix *r, const uint32_t *tokens, int n)
     return node;
 }
 
+/* Sets a leaf's place in the order of eviction: what is retained after all else, then the policy's
+ * rank, then the last use. */
+static void place(const pl_radix *r, pl_radix_node *n)
+{
+    uint64_t rank = 0;
+    if (r->policy == PL_RADIX_LFU)
+        rank = (uint64_t)n->uses;
+    else if (r->policy == PL_RADIX_SLRU)
+        rank = n->uses > 1;
+    else if (r->policy == PL_RADIX_PRIORITY)
+        rank = (uint64_t)((int64_t)n->priority - INT_MIN);
+    n->order.major = (uint64_t)(n->due.at != 0) << 63 | rank;
+    n->order.minor = n->stamp;
+}
+
+static void leaf_add(pl_radix *r, pl_radix_node *n)
+{
+    place(r, n);
+    pl_heap_push(&r->leaves, &n->order);
+}
+
+/* What decides its place has changed. */
+static void leaf_moved(pl_radix *r, pl_radix_node *n)
+{
+    if (!n->order.at)
+        return;
+    place(r, n);
+    pl_heap_settle(&r->leaves, n->order.at - 1);
+}
+
 static void touch(pl_radix *r, pl_radix_node *n)
 {
-    n->lru.major = r->stamp;
-    if (n->lru.at)
-        pl_heap_settle(&r->leaves, n->lru.at - 1);
+    n->stamp = r->stamp;
+    leaf_moved(r, n);
+}
+
+/* n is no leaf that could be evicted: its place does not change. */
+static void retain(pl_radix *r, pl_radix_node *n, int64_t until_us)
+{
+    uint64_t until = (uint64_t)until_us ^ 1ull << 63; /* in the order of signed numbers */
+    if (n->due.at && n->due.major >= until)
+        return;
+    bool was = n->due.at != 0;
+    n->due.major = until;
+    n->due.minor = n->id;
+    if (was) {
+        pl_heap_settle(&r->retained, n->due.at - 1);
+        return;
+    }
+    pl_heap_push(&r->retained, &n->due); /* room was made with the node */
+    r->retained_tokens += n->n;
+}
+
+static void release(pl_radix *r, pl_radix_node *n)
+{
+    if (!n->due.at)
+        return;
+    pl_heap_remove(&r->retained, &n->due);
+    r->retained_tokens -= n->n;
 }
 
 /* The first `at` tokens of n become a node of their own above it. n stays the lower part, so that
@@ -182,10 +251,16 @@ static pl_radix_node *split(pl_radix *r, pl_radix_node *n, int at)
     upper->hash = n->hash;
     upper->refs = n->refs;
     upper->children = 1;
-    upper->lru.major = n->lru.major;
+    upper->stamp = n->stamp;
+    upper->uses = n->uses;
+    upper->priority = n->priority;
     table_add(r, upper);
     n->parent = upper;
     n->n -= at;
+    if (n->due.at) {
+        r->retained_tokens -= at;
+        retain(r, upper, (int64_t)(n->due.major ^ 1ull << 63));
+    }
     memmove(n->tokens, n->tokens + at, (size_t)n->n * sizeof *n->tokens);
     uint32_t *less = realloc(n->tokens, (size_t)n->n * sizeof *less);
     if (less)
@@ -274,13 +349,15 @@ int pl_radix_insert(pl_radix *r, pl_radix_node *from, int depth, const uint32_t 
         return PL_ENOMEM;
     leaf->parent = at;
     leaf->hash = page_hash(r, at, leaf->tokens);
-    leaf->lru.major = r->stamp;
+    leaf->stamp = r->stamp;
+    leaf->uses = 1;
+    leaf->priority = INT_MIN;
     table_add(r, leaf);
     table_grow(r);
     at->children++;
-    if (at->lru.at)
-        pl_heap_remove(&r->leaves, &at->lru);
-    pl_heap_push(&r->leaves, &leaf->lru);
+    if (at->order.at)
+        pl_heap_remove(&r->leaves, &at->order);
+    leaf_add(r, leaf);
     r->tokens += leaf->n;
     r->evictable += leaf->n;
     *end = leaf;
@@ -293,8 +370,8 @@ void pl_radix_lock(pl_radix *r, pl_radix_node *node)
         if (node->refs++ > 0)
             continue;
         r->evictable -= node->n;
-        if (node->lru.at)
-            pl_heap_remove(&r->leaves, &node->lru);
+        if (node->order.at)
+            pl_heap_remove(&r->leaves, &node->order);
     }
 }
 
@@ -305,7 +382,29 @@ void pl_radix_unlock(pl_radix *r, pl_radix_node *node)
             continue;
         r->evictable += node->n;
         if (node->children == 0)
-            pl_heap_push(&r->leaves, &node->lru);
+            leaf_add(r, node);
+    }
+}
+
+void pl_radix_mark(pl_radix *r, pl_radix_node *node, int uses, int priority, int64_t retain_us)
+{
+    for (; node != &r->root; node = node->parent) {
+        node->uses = node->uses > INT_MAX - uses ? INT_MAX : node->uses + uses;
+        if (priority > node->priority)
+            node->priority = priority;
+        if (retain_us != INT64_MIN)
+            retain(r, node, retain_us);
+    }
+}
+
+void pl_radix_decay(pl_radix *r, int64_t now_us)
+{
+    uint64_t now = (uint64_t)now_us ^ 1ull << 63;
+    pl_heap_item *top;
+    while ((top = pl_heap_top(&r->retained)) && top->major <= now) {
+        pl_radix_node *n = (pl_radix_node *)((char *)top - offsetof(pl_radix_node, due));
+        release(r, n);
+        leaf_moved(r, n);
     }
 }
 
@@ -314,16 +413,17 @@ int64_t pl_radix_evict(pl_radix *r, int64_t want)
     int64_t gone = 0;
     pl_heap_item *top;
     while (gone < want && (top = pl_heap_top(&r->leaves))) {
-        pl_radix_node *n = (pl_radix_node *)((char *)top - offsetof(pl_radix_node, lru));
+        pl_radix_node *n = (pl_radix_node *)((char *)top - offsetof(pl_radix_node, order));
         pl_radix_node *parent = n->parent;
-        pl_heap_remove(&r->leaves, &n->lru);
+        pl_heap_remove(&r->leaves, &n->order);
+        release(r, n);
         table_remove(r, n);
         gone += n->n;
         r->nodes--;
         free(n->tokens);
         free(n);
         if (--parent->children == 0 && parent != &r->root && parent->refs == 0)
-            pl_heap_push(&r->leaves, &parent->lru);
+            leaf_add(r, parent);
     }
     r->tokens -= gone;
     r->evictable -= gone;
@@ -332,8 +432,8 @@ int64_t pl_radix_evict(pl_radix *r, int64_t want)
 
 bool pl_radix_sound(const pl_radix *r)
 {
-    int64_t tokens = 0, evictable = 0, children = r->root.children;
-    int nodes = 0, leaves = 0;
+    int64_t tokens = 0, evictable = 0, retained = 0, children = r->root.children;
+    int nodes = 0, leaves = 0, dues = 0;
     for (size_t i = 0; i <= r->mask; i++)
         for (const pl_radix_node *n = r->bucket[i]; n; n = n->chain) {
             const pl_radix_node *p = n->parent;
@@ -342,10 +442,23 @@ bool pl_radix_sound(const pl_radix *r)
                 n->hash != page_hash(r, p, n->tokens) || find(r, p, n->tokens) != n)
                 return false;
             if (n->refs < 0 || (p != &r->root && p->refs < n->refs) || n->children < 0 ||
-                p->children < 1 || (p != &r->root && p->lru.major < n->lru.major))
+                p->children < 1 ||
+                (p != &r->root && (p->stamp < n->stamp || p->priority < n->priority)))
                 return false;
-            if (is_leaf != (n->lru.at != 0) || (is_leaf && r->leaves.v[n->lru.at - 1] != &n->lru))
+            if (is_leaf != (n->order.at != 0) ||
+                (is_leaf && r->leaves.v[n->order.at - 1] != &n->order))
                 return false;
+            if (n->due.at && (r->retained.v[n->due.at - 1] != &n->due ||
+                              (p != &r->root && (!p->due.at || p->due.major < n->due.major))))
+                return false;
+            if (is_leaf) {
+                pl_radix_node copy = *n;
+                place(r, &copy);
+                if (copy.order.major != n->order.major || copy.order.minor != n->order.minor)
+                    return false;
+            }
+            retained += n->due.at ? n->n : 0;
+            dues += n->due.at != 0;
             tokens += n->n;
             evictable += n->refs ? 0 : n->n;
             children += n->children;
@@ -355,6 +468,11 @@ bool pl_radix_sound(const pl_radix *r)
     for (int i = 1; i < r->leaves.n; i++)
         if (!pl_heap_before(r->leaves.v[(i - 1) / 2], r->leaves.v[i]))
             return false;
+    for (int i = 1; i < r->retained.n; i++)
+        if (!pl_heap_before(r->retained.v[(i - 1) / 2], r->retained.v[i]))
+            return false;
+    if (retained != r->retained_tokens || dues != r->retained.n)
+        return false;
     return tokens == r->tokens && evictable == r->evictable && nodes == r->nodes &&
            children == nodes && leaves == r->leaves.n;
 }

@@ -3,8 +3,9 @@
  * bookkeeping is its caller's (sim.c). Not thread-safe.
  *
  * A node on the path of a running request is locked (reference-counted, its ancestors too) and
- * stays. Of the others, leaves are evicted whole, the least recently used first. Recency is the
- * order of calls, not time, so that equal calls give equal trees. */
+ * stays. Of the others, leaves are evicted whole: those that are not retained first, then in the
+ * order of the policy. Recency is the order of calls, not time, so that equal calls give equal
+ * trees. */
 #ifndef PL_RADIX_H
 #define PL_RADIX_H
 
@@ -14,8 +15,16 @@
 typedef struct pl_radix pl_radix;
 typedef struct pl_radix_node pl_radix_node;
 
+/* What goes first; the least recently used of those that are equal. */
+typedef enum pl_radix_policy {
+    PL_RADIX_LRU,
+    PL_RADIX_LFU,     /* used by the fewest requests */
+    PL_RADIX_SLRU,    /* used by one request only, before those that were found again */
+    PL_RADIX_PRIORITY /* of the lowest priority */
+} pl_radix_policy;
+
 /* NULL when out of memory or page_tokens < 1. */
-pl_radix *pl_radix_new(int page_tokens);
+pl_radix *pl_radix_new(int page_tokens, pl_radix_policy policy);
 void pl_radix_free(pl_radix *r);
 
 /* The longest cached prefix of tokens[0..n) in whole pages; refreshes it. *node is its last node
@@ -36,11 +45,18 @@ void pl_radix_lock(pl_radix *r, pl_radix_node *node);
 void pl_radix_unlock(pl_radix *r, pl_radix_node *node);
 pl_radix_node *pl_radix_root(pl_radix *r);
 
+/* What a locked node and all above it are worth: they count `uses` more requests, are at least of
+ * this priority, and are retained at least until then (INT64_MIN: no longer than they are). */
+void pl_radix_mark(pl_radix *r, pl_radix_node *node, int uses, int priority, int64_t retain_us);
+/* What was retained until now_us or earlier is as any other from here on. */
+void pl_radix_decay(pl_radix *r, int64_t now_us);
+
 /* Evicts leaves until at least `want` tokens are gone or nothing may go; returns how many went. */
 int64_t pl_radix_evict(pl_radix *r, int64_t want);
 
 int64_t pl_radix_tokens(const pl_radix *r);    /* in all nodes */
 int64_t pl_radix_evictable(const pl_radix *r); /* of them, in nodes that are not locked */
+int64_t pl_radix_retained(const pl_radix *r);  /* in nodes that are retained */
 int pl_radix_nodes(const pl_radix *r);         /* without the root */
 
 /* True when every invariant holds: counts, reference counts, tree shape, eviction order. */

@@ -1,65 +1,17 @@
 /* The simulated engine's scheduler: see sim.h for what it does and in which order. Called by the
- * live front (on its loop's thread) and by simulators; it owns its requests, their token ids and
- * the prefix cache. No clock, no randomness, no addresses in any decision.
+ * live front (on its loop's thread) and by simulators; it owns its requests, their token ids, the
+ * prefix cache and the sessions' slots. No clock, no randomness, no addresses in any decision.
  *
- * The pool is accounted in tokens of whole pages: what the tree holds (radix.c), what requests hold
- * beyond it (own), and the rest. A request's prefix is in the tree and locked up to `depth`; its
- * own pages carry on from there. */
+ * A request's prefix is in the tree and locked up to `depth`; its own pages carry on from there.
+ * For a later turn of a session both are what its slot held, and more pages. */
 #include "engine/sim.h"
 
 #include <limits.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/heap.h"
-#include "engine/radix.h"
-
-typedef enum req_state { ARRIVING, WAITING, RUNNING, OVER } req_state;
-
-struct pl_sim_req {
-    pl_heap_item place;      /* in the waiting queue: inverted priority, then order of arrival */
-    pl_sim_req *next, *prev; /* in the list of arriving or of running requests */
-    req_state state;
-    int priority;
-    int64_t ready_us; /* may wait from then on: api_us after its arrival */
-    uint32_t *tokens; /* the prompt, then what was produced; room for n until admitted, then for all
-                       */
-    int n, output_tokens;
-    int out;    /* produced */
-    int kv;     /* tokens computed or taken from the cache */
-    int target; /* kv at which prefill ends: n, or more after a preemption */
-    int chunk;  /* tokens of the step under way, 0: not part of it */
-    int cached; /* of the prompt, at its first admission */
-    bool admitted, decoding;
-    pl_radix_node *node; /* locked, ends at depth; the root when it holds no cache */
-    int depth, own;
-    uint64_t seed;
-    const pl_sim_events *ev;
-    void *user;
-};
-
-typedef struct req_list {
-    pl_sim_req *head, *tail;
-    int n;
-} req_list;
-
-struct pl_sim {
-    pl_sim_options o;
-    pl_radix *tree;
-    int64_t pool; /* tokens, whole pages */
-    int64_t own;  /* sum over requests */
-    req_list arriving, running;
-    pl_heap waiting;
-    int64_t waiting_tokens;
-    uint64_t next_seq;
-    int64_t now_us, step_end_us; /* INT64_MAX: no step under way */
-    bool blocked;        /* the first in the queue had no room, and nothing has changed since */
-    pl_sim_req *cursor;  /* what a walk over `running` looks at next; removal moves it on */
-    pl_sim_req *calling; /* a callback of this request is running: abort must not free it */
-    pl_sim_stats count;
-};
+#include "engine/sim_inner.h"
 
 void pl_sim_options_default(pl_sim_options *o)
 {
@@ -91,7 +43,7 @@ int pl_sim_new(const pl_sim_options *o, pl_sim **out, pl_errbuf *eb)
         return pl_fail(eb, PL_EINVALID, "timing figures must not be negative");
     pl_sim *s = calloc(1, sizeof *s);
     if (s)
-        s->tree = pl_radix_new(o->page_tokens);
+        s->tree = pl_radix_new(o->page_tokens, o->eviction);
     if (!s || !s->tree) {
         free(s);
         return pl_fail(eb, PL_ENOMEM, "out of memory");
@@ -105,7 +57,7 @@ int pl_sim_new(const pl_sim_options *o, pl_sim **out, pl_errbuf *eb)
 
 /* --- small parts --- */
 
-static void list_add(req_list *l, pl_sim_req *r)
+static void list_add(pl_req_list *l, pl_sim_req *r)
 {
     r->next = NULL;
     r->prev = l->tail;
@@ -114,39 +66,32 @@ static void list_add(req_list *l, pl_sim_req *r)
     l->n++;
 }
 
-static void list_remove(req_list *l, pl_sim_req *r)
+static void list_remove(pl_req_list *l, pl_sim_req *r)
 {
     *(r->prev ? &r->prev->next : &l->head) = r->next;
     *(r->next ? &r->next->prev : &l->tail) = r->prev;
     l->n--;
 }
 
-static pl_sim_req *of_place(pl_heap_item *it)
-{
-    return it ? (pl_sim_req *)((char *)it - offsetof(pl_sim_req, place)) : NULL;
-}
-
-static int64_t whole_pages(const pl_sim *s, int64_t tokens)
-{
-    int64_t page = s->o.page_tokens;
-    return (tokens + page - 1) / page * page;
-}
-
-static int64_t free_tokens(const pl_sim *s)
-{
-    return s->pool - pl_radix_tokens(s->tree) - s->own;
-}
-
 /* Makes `want` tokens of the pool free, evicting cache; false when there are not as many. */
 static bool make_room(pl_sim *s, int64_t want)
 {
-    int64_t lacking = want - free_tokens(s);
+    int64_t lacking = want - pl_sim_free_tokens(s);
     if (lacking <= 0)
         return true;
+    pl_radix_decay(s->tree, s->now_us);
     if (lacking > pl_radix_evictable(s->tree))
         return false;
     s->count.evicted_tokens += (uint64_t)pl_radix_evict(s->tree, lacking);
     return true;
+}
+
+/* Tells the tree what a request's prefix is worth; costs nothing where that does not matter. */
+static void mark(pl_sim *s, pl_sim_req *r, int uses)
+{
+    if (s->o.eviction != PL_RADIX_LRU || r->retain_us > 0)
+        pl_radix_mark(s->tree, r->node, uses, r->priority,
+                      r->retain_us > 0 ? s->now_us + r->retain_us : INT64_MIN);
 }
 
 /* Hands the whole pages of tokens[0..upto) to the tree and keeps them locked. What the tree had
@@ -170,13 +115,38 @@ static void share(pl_sim *s, pl_sim_req *r, int upto)
     s->blocked = false;
 }
 
-/* Takes a running request off the pool; what it computed stays cached, evictable. */
-static void leave(pl_sim *s, pl_sim_req *r)
+/* How far what a request computed may be shared: of a session only the first turn's prompt. */
+static int shareable(const pl_sim_req *r)
 {
-    share(s, r, r->kv);
-    pl_radix_unlock(s->tree, r->node);
+    if (!r->slot)
+        return r->kv;
+    if (r->slot->kv)
+        return 0;
+    return r->kv < r->n ? r->kv : r->n;
+}
+
+typedef enum leaving { ENDED, PREEMPTED, ABORTED } leaving;
+
+/* Takes a running request off the pool. What it computed stays cached, evictable; a turn's goes
+ * back to its slot, or, when it was aborted, is lost. */
+static void leave(pl_sim *s, pl_sim_req *r, leaving how)
+{
+    pl_slot *slot = r->slot;
+    if (!slot || how == PREEMPTED)
+        share(s, r, shareable(r));
+    mark(s, r, 0);
+    if (slot && how == ENDED) {
+        pl_sim_slot_keep(s, r);
+    } else {
+        s->own -= r->own;
+        if (slot && slot->kv)
+            s->held += slot->own; /* and its lock stays */
+        else
+            pl_radix_unlock(s->tree, r->node);
+        if (slot && how == ABORTED)
+            pl_sim_slot_drop(s, slot);
+    }
     r->node = pl_radix_root(s->tree);
-    s->own -= r->own;
     r->own = r->depth = r->kv = r->chunk = 0;
     if (s->cursor == r)
         s->cursor = r->next;
@@ -194,7 +164,8 @@ static void enqueue(pl_sim *s, pl_sim_req *r)
 
 static void drop(pl_sim_req *r)
 {
-    free(r->tokens);
+    if (!r->borrowed)
+        free(r->tokens);
     free(r);
 }
 
@@ -203,6 +174,7 @@ static void finish(pl_sim *s, pl_sim_req *r, int64_t now_us, pl_sim_finish why)
 {
     r->state = OVER;
     s->count.finished++;
+    pl_sim_slot_over(s, r);
     s->calling = r;
     if (r->ev->on_finish)
         r->ev->on_finish(r->user, now_us, why);
@@ -214,48 +186,87 @@ static void finish(pl_sim *s, pl_sim_req *r, int64_t now_us, pl_sim_finish why)
 
 bool pl_sim_fits(const pl_sim *s, int n, int output_tokens)
 {
-    return whole_pages(s, (int64_t)n + output_tokens) <= s->pool;
+    return pl_sim_whole_pages(s, (int64_t)n + output_tokens) <= s->pool;
+}
+
+/* The request's array of token ids: the slot's, or a copy. */
+static bool take_tokens(pl_sim_req *r, const pl_sim_ask *ask)
+{
+    size_t n = (size_t)ask->n * sizeof *ask->tokens;
+    pl_slot *slot = ask->slot;
+    if (slot) {
+        if (!pl_slot_reserve(slot, (int64_t)slot->n + ask->n))
+            return false;
+        memcpy(slot->tokens + slot->n, ask->tokens, n);
+        r->tokens = slot->tokens;
+        r->borrowed = true;
+        r->n = slot->n + ask->n;
+        return true;
+    }
+    r->tokens = malloc(n);
+    r->n = ask->n;
+    if (r->tokens)
+        memcpy(r->tokens, ask->tokens, n);
+    return r->tokens != NULL;
+}
+
+int pl_sim_ask_for(pl_sim *s, int64_t now_us, const pl_sim_ask *ask, const pl_sim_events *ev,
+                   void *user, pl_sim_req **out)
+{
+    *out = NULL;
+    pl_slot *slot = ask->slot;
+    if (ask->n < 1 || ask->output_tokens < 0 || (slot && (slot->turn || slot->closing)))
+        return PL_EINVALID;
+    if (pl_sim_whole_pages(s, (int64_t)ask->n + (slot ? slot->n : 0) + ask->output_tokens) >
+        s->pool)
+        return PL_ELIMIT;
+    int waiting = s->arriving.n + s->waiting.n;
+    if (s->o.max_waiting && waiting >= s->o.max_waiting)
+        return PL_EBUSY;
+    pl_sim_req *r = calloc(1, sizeof *r);
+    if (!r || waiting + s->running.n >= INT_MAX / 2 ||
+        !pl_heap_reserve(&s->waiting, waiting + s->running.n + 1) || !take_tokens(r, ask)) {
+        free(r);
+        return PL_ENOMEM;
+    }
+    r->target = r->n;
+    r->output_tokens = ask->output_tokens;
+    r->priority = ask->priority;
+    r->retain_us = ask->retain_us;
+    r->place.major = (uint64_t)((int64_t)INT_MAX - ask->priority);
+    r->place.minor = s->next_seq++;
+    r->node = pl_radix_root(s->tree);
+    r->seed = ask->out_seed;
+    r->ev = ev;
+    r->user = user;
+    if (now_us > s->now_us)
+        s->now_us = now_us;
+    if (slot) {
+        r->slot = slot;
+        slot->turn = r;
+        r->name_hash = pl_sim_name_hash(ask->name);
+        r->tail = ask->tail;
+        r->tailed = ask->tailed;
+        pl_slots_active(&s->slots, slot, s->now_us);
+    }
+    r->ready_us = s->now_us + (int64_t)s->o.timing.api_us;
+    list_add(&s->arriving, r);
+    s->waiting_tokens += pl_sim_pending(r);
+    s->count.requests++;
+    *out = r;
+    return 0;
 }
 
 int pl_sim_submit(pl_sim *s, int64_t now_us, const uint32_t *tokens, int n, int output_tokens,
                   int priority, uint64_t out_seed, const pl_sim_events *ev, void *user,
                   pl_sim_req **out)
 {
-    *out = NULL;
-    if (n < 1 || output_tokens < 0)
-        return PL_EINVALID;
-    if (!pl_sim_fits(s, n, output_tokens))
-        return PL_ELIMIT;
-    int waiting = s->arriving.n + s->waiting.n;
-    if (s->o.max_waiting && waiting >= s->o.max_waiting)
-        return PL_EBUSY;
-    pl_sim_req *r = calloc(1, sizeof *r);
-    uint32_t *copy = malloc((size_t)n * sizeof *copy);
-    if (!r || !copy || waiting + s->running.n >= INT_MAX / 2 ||
-        !pl_heap_reserve(&s->waiting, waiting + s->running.n + 1)) {
-        free(r);
-        free(copy);
-        return PL_ENOMEM;
-    }
-    memcpy(copy, tokens, (size_t)n * sizeof *copy);
-    r->tokens = copy;
-    r->n = r->target = n;
-    r->output_tokens = output_tokens;
-    r->priority = priority;
-    r->place.major = (uint64_t)((int64_t)INT_MAX - priority);
-    r->place.minor = s->next_seq++;
-    r->node = pl_radix_root(s->tree);
-    r->seed = out_seed;
-    r->ev = ev;
-    r->user = user;
-    if (now_us > s->now_us)
-        s->now_us = now_us;
-    r->ready_us = s->now_us + (int64_t)s->o.timing.api_us;
-    list_add(&s->arriving, r);
-    s->waiting_tokens += n;
-    s->count.requests++;
-    *out = r;
-    return 0;
+    pl_sim_ask ask = {.tokens = tokens,
+                      .n = n,
+                      .output_tokens = output_tokens,
+                      .priority = priority,
+                      .out_seed = out_seed};
+    return pl_sim_ask_for(s, now_us, &ask, ev, user, out);
 }
 
 void pl_sim_abort(pl_sim *s, int64_t now_us, pl_sim_req *r)
@@ -265,17 +276,20 @@ void pl_sim_abort(pl_sim *s, int64_t now_us, pl_sim_req *r)
     if (now_us > s->now_us)
         s->now_us = now_us;
     if (r->state == RUNNING) {
-        leave(s, r);
+        leave(s, r, ABORTED);
     } else {
         if (r->state == ARRIVING)
             list_remove(&s->arriving, r);
         else
             pl_heap_remove(&s->waiting, &r->place);
-        s->waiting_tokens -= r->n;
+        s->waiting_tokens -= pl_sim_pending(r);
+        if (r->slot && r->admitted) /* it has run, and was preempted */
+            pl_sim_slot_drop(s, r->slot);
         s->blocked = false;
     }
     r->state = OVER;
     s->count.aborted++;
+    pl_sim_slot_over(s, r);
     if (s->calling != r)
         drop(r);
 }
@@ -296,30 +310,46 @@ bool pl_sim_is_running(const pl_sim_req *r)
 static bool admit(pl_sim *s, pl_sim_req *r)
 {
     int known = r->n + r->out;
-    pl_radix_node *node = pl_radix_root(s->tree);
-    int hit = s->o.prefix_cache ? pl_radix_match(s->tree, r->tokens, known - 1, &node) : 0;
-    int64_t own = whole_pages(s, known) - hit;
+    pl_slot *slot = r->slot && r->slot->kv ? r->slot : NULL;
+    pl_radix_node *node = slot ? slot->node : pl_radix_root(s->tree);
+    int hit = 0, depth, has = 0;
+    if (slot) {
+        hit = slot->kv;
+        depth = slot->depth;
+        has = slot->own;
+    } else {
+        if (s->o.prefix_cache)
+            hit = pl_radix_match(s->tree, r->tokens, known - 1, &node);
+        depth = hit;
+    }
+    int64_t more = pl_sim_whole_pages(s, known) - depth - has;
     int64_t spare = s->running.n ? s->pool / 100 : 0;
-    pl_radix_lock(s->tree, node); /* before evicting: not what it is about to use */
-    if (free_tokens(s) + pl_radix_evictable(s->tree) < own + spare || !make_room(s, own)) {
-        pl_radix_unlock(s->tree, node);
+    if (!slot)
+        pl_radix_lock(s->tree, node); /* before evicting: not what it is about to use */
+    if (pl_sim_free_tokens(s) + pl_radix_evictable(s->tree) < more + spare || !make_room(s, more)) {
+        if (!slot)
+            pl_radix_unlock(s->tree, node);
         return false;
     }
     pl_heap_remove(&s->waiting, &r->place);
-    s->waiting_tokens -= r->n;
+    s->waiting_tokens -= pl_sim_pending(r);
     r->state = RUNNING;
     r->node = node;
-    r->depth = r->kv = hit;
-    r->own = (int)own;
-    s->own += own;
+    r->depth = depth;
+    r->kv = hit;
+    r->own = has + (int)more;
+    s->own += r->own;
+    s->held -= has;
     r->target = known;
     r->decoding = false;
     r->chunk = 0;
+    mark(s, r, !slot && !r->admitted);
     if (!r->admitted) {
         r->admitted = true;
         r->cached = hit;
         s->count.prompt_tokens += (uint64_t)r->n;
         s->count.cached_tokens += (uint64_t)hit;
+        s->count.turns += r->slot != NULL;
     }
     list_add(&s->running, r);
     return true;
@@ -329,12 +359,20 @@ static bool admit(pl_sim *s, pl_sim_req *r)
  * prompts only. */
 static bool grow(pl_sim_req *r)
 {
-    if (r->admitted || r->output_tokens == 0)
+    if (r->admitted)
         return true;
-    uint32_t *all = realloc(r->tokens, ((size_t)r->n + (size_t)r->output_tokens) * sizeof *all);
-    if (all)
-        r->tokens = all;
-    return all != NULL;
+    int64_t all = (int64_t)r->n + r->output_tokens + r->tailed;
+    if (r->slot) {
+        bool room = pl_slot_reserve(r->slot, all);
+        r->tokens = r->slot->tokens;
+        return room;
+    }
+    if (r->output_tokens == 0)
+        return true;
+    uint32_t *tokens = realloc(r->tokens, (size_t)all * sizeof *tokens);
+    if (tokens)
+        r->tokens = tokens;
+    return tokens != NULL;
 }
 
 /* Lowest priority, then last admitted. */
@@ -344,8 +382,8 @@ static void preempt(pl_sim *s)
     for (pl_sim_req *r = victim->next; r; r = r->next)
         if (r->priority <= victim->priority)
             victim = r;
-    leave(s, victim);
-    s->waiting_tokens += victim->n;
+    leave(s, victim, PREEMPTED);
+    s->waiting_tokens += pl_sim_pending(victim);
     s->count.preempted++;
     enqueue(s, victim);
 }
@@ -397,10 +435,10 @@ static void begin_step(pl_sim *s, int64_t now_us)
         if (!r->decoding)
             budget -= prefill_chunk(r, budget);
     while (budget > 0 && !preempted && !s->blocked && s->running.n < s->o.max_running &&
-           (r = of_place(pl_heap_top(&s->waiting)))) {
+           (r = pl_sim_of_place(pl_heap_top(&s->waiting)))) {
         if (!grow(r)) {
             pl_heap_remove(&s->waiting, &r->place);
-            s->waiting_tokens -= r->n;
+            s->waiting_tokens -= pl_sim_pending(r);
             finish(s, r, now_us, PL_SIM_REFUSED);
         } else if (admit(s, r)) {
             budget -= prefill_chunk(r, budget);
@@ -453,12 +491,12 @@ static void end_step(pl_sim *s, int64_t now_us)
         if (r->chunk == 0 || (!r->decoding && r->kv < r->target))
             continue;
         if (!r->decoding)
-            share(s, r, r->kv);
+            share(s, r, shareable(r));
         r->decoding = true;
         if (r->output_tokens > 0 && !emit(s, r, now_us))
             continue;
         if (r->out == r->output_tokens) {
-            leave(s, r);
+            leave(s, r, ENDED);
             finish(s, r, now_us, PL_SIM_DONE);
         }
     }
@@ -466,27 +504,30 @@ static void end_step(pl_sim *s, int64_t now_us)
 
 int64_t pl_sim_next_us(const pl_sim *s)
 {
+    int64_t at = pl_slots_next_us(&s->slots);
     if (s->step_end_us != INT64_MAX)
-        return s->step_end_us;
-    if (s->waiting.n)
-        return s->now_us;
-    return s->arriving.head ? s->arriving.head->ready_us : INT64_MAX;
+        return s->step_end_us < at ? s->step_end_us : at;
+    if (s->waiting.n && !s->blocked)
+        return s->now_us < at ? s->now_us : at;
+    return s->arriving.head && s->arriving.head->ready_us < at ? s->arriving.head->ready_us : at;
 }
 
 void pl_sim_step(pl_sim *s, int64_t now_us)
 {
-    for (int64_t at; (at = pl_sim_next_us(s)) <= now_us;) {
+    for (int64_t at; (at = pl_sim_next_us(s)) <= now_us && at != INT64_MAX;) {
         if (at > s->now_us)
             s->now_us = at;
-        if (s->step_end_us != INT64_MAX)
+        pl_sim_reap(s, at);
+        if (s->step_end_us <= at)
             end_step(s, at);
-        begin_step(s, at);
+        if (s->step_end_us == INT64_MAX)
+            begin_step(s, at);
     }
     if (now_us > s->now_us)
         s->now_us = now_us;
 }
 
-/* --- the rest --- */
+/* --- what it says --- */
 
 uint32_t pl_sim_output_token(uint64_t out_seed, int i)
 {
@@ -504,60 +545,6 @@ uint32_t pl_sim_output_token(uint64_t out_seed, int i)
     return (uint32_t)w[0] | (uint32_t)w[1] << 8 | (uint32_t)w[2] << 16 | (uint32_t)w[3] << 24;
 }
 
-void pl_sim_flush_cache(pl_sim *s)
-{
-    s->count.evicted_tokens += (uint64_t)pl_radix_evict(s->tree, INT64_MAX);
-    s->blocked = false;
-}
-
-void pl_sim_stats_of(const pl_sim *s, pl_sim_stats *out)
-{
-    *out = s->count;
-    out->running = s->running.n;
-    out->waiting = s->arriving.n + s->waiting.n;
-    out->waiting_tokens = s->waiting_tokens;
-    out->pool_tokens = s->pool;
-    out->evictable_tokens = pl_radix_evictable(s->tree);
-    out->available_tokens = free_tokens(s);
-    out->used_tokens = s->pool - out->evictable_tokens - out->available_tokens;
-}
-
-static void must(bool holds, const char *what)
-{
-    if (holds)
-        return;
-    fprintf(stderr, "simulated engine: broken invariant: %s\n", what);
-    abort();
-}
-
-void pl_sim_check(const pl_sim *s)
-{
-    int64_t own = 0, held = 0, prompts = 0;
-    int n = 0;
-    must(pl_radix_sound(s->tree), "the prefix cache is sound");
-    for (const pl_sim_req *r = s->running.head; r; r = r->next) {
-        must(r->state == RUNNING && r->own >= 0, "a running request's state");
-        must(r->kv <= r->depth + r->own, "computed tokens have a place");
-        must(r->depth + r->own <= whole_pages(s, (int64_t)r->n + r->output_tokens),
-             "no request holds more than it can need");
-        own += r->own;
-        held += r->depth;
-        n++;
-    }
-    must(n == s->running.n && n <= s->o.max_running, "the number of running requests");
-    must(own == s->own, "pages held by requests add up");
-    must(free_tokens(s) >= 0, "the pool is not overdrawn");
-    must(pl_radix_tokens(s->tree) - pl_radix_evictable(s->tree) <= held, "locks are released");
-    for (const pl_sim_req *r = s->arriving.head; r; r = r->next)
-        prompts += r->n;
-    for (int i = 0; i < s->waiting.n; i++) {
-        const pl_sim_req *r = of_place(s->waiting.v[i]);
-        must(r->state == WAITING && r->own == 0 && r->depth == 0, "waiting requests hold nothing");
-        prompts += r->n;
-    }
-    must(prompts == s->waiting_tokens, "prompt tokens of waiting requests add up");
-}
-
 void pl_sim_free(pl_sim *s)
 {
     if (!s)
@@ -571,8 +558,9 @@ void pl_sim_free(pl_sim *s)
         drop(r);
     }
     for (int i = 0; i < s->waiting.n; i++)
-        drop(of_place(s->waiting.v[i]));
+        drop(pl_sim_of_place(s->waiting.v[i]));
     free(s->waiting.v);
+    pl_slots_free(&s->slots);
     pl_radix_free(s->tree);
     free(s);
 }

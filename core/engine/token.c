@@ -33,7 +33,7 @@ int pl_tokens_add(pl_tokens *t, uint32_t id)
 
 int pl_tokens_mark(pl_tokens *t, pl_mark m)
 {
-    return pl_tokens_add(t, 0xffu | (uint32_t)(m + 1) << 8);
+    return pl_tokens_add(t, pl_mark_id(m));
 }
 
 static bool continues(char c)

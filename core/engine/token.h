@@ -30,6 +30,12 @@ typedef enum pl_mark {
     PL_MARK_COUNT
 } pl_mark;
 
+/* Its token id. */
+static inline uint32_t pl_mark_id(pl_mark m)
+{
+    return 0xffu | (uint32_t)(m + 1) << 8;
+}
+
 /* A growable list. Zero-initialise; free(v). */
 typedef struct pl_tokens {
     uint32_t *v;

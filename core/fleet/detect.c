@@ -1,17 +1,19 @@
 /* Detection: see detect.h. Called by health.c on the control loop. A detection owns the fetch that
  * is under way and the JSON that the model ids point into, and frees itself after done.
  *
- *   MODELS --owned_by says the kind, or it is not wanted--> done
- *     |  \--404: no such endpoint-------------------------> done (other, no models)
- *     |   \-no usable answer------------------------------> done (error)
+ *   MODELS --no usable answer--------------------------------------------> done (error)
+ *     |  \--the kind is known, and is not SGLang--------------------------> done
+ *     |   \-404: no such endpoint, and the kind is not given--------------> done (other)
  *     v
- *   SERVER_INFO --SGLang's members--> done (sglang)
+ *   SERVER_INFO --SGLang's members--> done (sglang, what it can do)
+ *     |        \--404 of an SGLang--> OLD_INFO --> done (sglang, what it can do)
  *     v
  *   VERSION --> done (vllm or other)
  *
- * A question about the kind that gets no answer at all leaves the kind open (auto) and the models
- * as found. What an engine says is not trusted: sizes are bounded, and ids that cannot be shown on
- * one line are dropped. */
+ * Only SGLang's settings tell of what can be used beyond serving. An SGLang that has neither path
+ * for them can open sessions, and nothing more is known to work. A question about the kind that
+ * gets no answer at all leaves the kind open (auto) and the models as found. What an engine says is
+ * not trusted: sizes are bounded, and ids that cannot be shown on one line are dropped. */
 #include "fleet/detect.h"
 
 #include <jansson.h>
@@ -21,11 +23,12 @@
 #define MAX_MODELS   1024
 #define MAX_ID_BYTES 256
 
-typedef enum step { MODELS, SERVER_INFO, VERSION } step;
+typedef enum step { MODELS, SERVER_INFO, OLD_INFO, VERSION } step;
 
 static const pl_str paths[] = {
     [MODELS] = PL_STR_INIT("/v1/models"),
     [SERVER_INFO] = PL_STR_INIT("/server_info"),
+    [OLD_INFO] = PL_STR_INIT("/get_server_info"),
     [VERSION] = PL_STR_INIT("/version"),
 };
 
@@ -33,7 +36,7 @@ struct pl_detect {
     pl_pool *pool;
     pl_fetch *fetch; /* NULL while done runs */
     step step;
-    bool want_kind;
+    pl_engine_kind given;
     uint64_t timeout_ms;
     json_t *models; /* the answer to MODELS; ids point into it */
     pl_str *ids;
@@ -108,7 +111,40 @@ static bool is_sglang_info(const json_t *info)
            json_object_get(info, "tp_size") != NULL;
 }
 
+static uint32_t caps_of(const json_t *info)
+{
+    static const struct {
+        const char *flag;
+        uint32_t cap;
+    } flags[] = {{"enable_streaming_session", PL_CAP_STREAMING_SESSIONS},
+                 {"enable_session_radix_cache", PL_CAP_SESSION_TAG},
+                 {"enable_priority_scheduling", PL_CAP_PRIORITY}};
+    uint32_t caps = PL_CAP_SESSIONS;
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+        if (json_is_true(json_object_get(info, flags[i].flag)))
+            caps |= flags[i].cap;
+    const json_t *simulated = json_object_get(info, "perilune_engine");
+    if (json_is_true(json_object_get(simulated, "retention")))
+        caps |= PL_CAP_RETENTION;
+    return caps;
+}
+
 static bool ask(pl_detect *d, step s);
+
+/* The kind that is known so far. */
+static pl_engine_kind kind_of(const pl_detect *d)
+{
+    return d->given != PL_KIND_AUTO ? d->given : d->found.kind;
+}
+
+/* What is left to ask once the models are known, or are not to be had. */
+static void after_models(pl_detect *d)
+{
+    pl_engine_kind k = kind_of(d);
+    d->found.caps_known = k != PL_KIND_AUTO && k != PL_KIND_SGLANG; /* nothing */
+    if (d->found.caps_known || !ask(d, SERVER_INFO))
+        finish(d, 0, NULL);
+}
 
 /* The answer to /v1/models. */
 static void on_models(pl_detect *d, const pl_fetch_result *r, json_t *json)
@@ -120,30 +156,41 @@ static void on_models(pl_detect *d, const pl_fetch_result *r, json_t *json)
     } else if (r->status == 404 || r->status == 405 || r->status == 501) {
         d->found.kind = PL_KIND_OTHER;
         d->found.no_models = true;
-        finish(d, 0, NULL);
+        after_models(d);
     } else if (r->status == 401 || r->status == 403) {
         finish(d, PL_EPROTOCOL, "it tells its models only to those who have a key");
     } else {
         const char *wrong = json ? read_models(d) : "/v1/models did not answer with JSON";
         if (wrong)
             finish(d, PL_EPROTOCOL, wrong);
-        else if (d->found.kind != PL_KIND_AUTO || !d->want_kind || !ask(d, SERVER_INFO))
-            finish(d, 0, NULL);
+        else
+            after_models(d);
     }
 }
 
-/* The answer to one of the questions for the kind. */
+/* The answer to one of the questions after the models. */
 static void on_kind(pl_detect *d, const pl_fetch_result *r, const json_t *json)
 {
     bool answered = r->err == 0 && (r->status < 500 || r->status == 501);
-    if (d->step == SERVER_INFO && is_sglang_info(json))
+    if ((d->step == SERVER_INFO || d->step == OLD_INFO) &&
+        (is_sglang_info(json) || (json_is_object(json) && kind_of(d) == PL_KIND_SGLANG))) {
         d->found.kind = PL_KIND_SGLANG;
-    else if (d->step == VERSION && json_is_string(json_object_get(json, "version")))
+        d->found.caps_known = true;
+        d->found.caps = caps_of(json);
+    } else if (kind_of(d) == PL_KIND_SGLANG) {
+        if (answered && d->step == SERVER_INFO && ask(d, OLD_INFO))
+            return;
+        d->found.caps_known = answered;
+        d->found.caps = PL_CAP_SESSIONS;
+    } else if (d->step == VERSION && json_is_string(json_object_get(json, "version"))) {
         d->found.kind = PL_KIND_VLLM;
-    else if (answered && d->step == VERSION)
+    } else if (answered && d->step == VERSION) {
         d->found.kind = PL_KIND_OTHER;
-    else if (answered && ask(d, VERSION))
+    } else if (answered && ask(d, VERSION)) {
         return;
+    }
+    if (d->step == VERSION && d->found.kind != PL_KIND_AUTO)
+        d->found.caps_known = true;
     finish(d, 0, NULL);
 }
 
@@ -170,14 +217,14 @@ static bool ask(pl_detect *d, step s)
     return d->fetch != NULL;
 }
 
-pl_detect *pl_detect_start(pl_pool *p, bool want_kind, uint64_t timeout_ms,
+pl_detect *pl_detect_start(pl_pool *p, pl_engine_kind given, uint64_t timeout_ms,
                            void (*done)(void *user, const pl_detected *found), void *user)
 {
     pl_detect *d = calloc(1, sizeof *d);
     if (!d)
         return NULL;
     d->pool = p;
-    d->want_kind = want_kind;
+    d->given = given;
     d->timeout_ms = timeout_ms;
     d->done = done;
     d->user = user;

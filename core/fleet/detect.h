@@ -1,5 +1,5 @@
 /* Reads from an engine's own endpoints what it is and which models it serves. A detection is a
- * chain of up to three fetches, started by the health monitor on the control loop. */
+ * chain of up to four fetches, started by the health monitor on the control loop. */
 #ifndef PL_DETECT_H
 #define PL_DETECT_H
 
@@ -13,6 +13,8 @@ typedef struct pl_detected {
     int status;          /* when err: of the answer that was no use, 0 when there was none */
     pl_engine_kind kind; /* auto: it could not be told */
     bool no_models;      /* it has no /v1/models */
+    bool caps_known;     /* else what was known of them stays */
+    uint32_t caps;       /* bits of pl_engine_caps */
     const pl_str *ids;   /* in the engine's order */
     int ids_n;
     int dropped; /* ids that are too long, not printable or too many */
@@ -20,9 +22,9 @@ typedef struct pl_detected {
 
 typedef struct pl_detect pl_detect;
 
-/* want_kind: false when the kind is configured. done runs once, never from inside. NULL when out of
+/* given: the configured kind, auto: find out. done runs once, never from inside. NULL when out of
  * memory. The pool outlives the detection. */
-pl_detect *pl_detect_start(pl_pool *p, bool want_kind, uint64_t timeout_ms,
+pl_detect *pl_detect_start(pl_pool *p, pl_engine_kind given, uint64_t timeout_ms,
                            void (*done)(void *user, const pl_detected *found), void *user);
 /* No done any more; from inside done it does nothing. */
 void pl_detect_cancel(pl_detect *d);

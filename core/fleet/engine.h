@@ -35,6 +35,16 @@ typedef enum pl_admin_state {
 } pl_admin_state;
 const char *pl_admin_state_name(pl_admin_state s); /* active draining removed */
 
+/* What an engine can do beyond serving, as its own endpoints tell (detect.c), asked again every
+ * detect interval. */
+typedef enum pl_engine_caps {
+    PL_CAP_SESSIONS = 1,           /* it has /open_session at all (SGLang) */
+    PL_CAP_STREAMING_SESSIONS = 2, /* started with --enable-streaming-session */
+    PL_CAP_SESSION_TAG = 4, /* started with --enable-session-radix-cache: session_id counts */
+    PL_CAP_RETENTION = 8,   /* takes extra_args.retention_seconds */
+    PL_CAP_PRIORITY = 16    /* takes `priority` (a request with it is not refused) */
+} pl_engine_caps;
+
 typedef struct pl_engine_spec {
     pl_str name; /* empty: host:port */
     pl_str url;  /* http://host[:port][/] */
@@ -62,6 +72,7 @@ struct pl_engine {
     uint64_t id;       /* unique for the process */
     _Atomic int kind;  /* pl_engine_kind, detected unless given */
     _Atomic int health, admin;
+    _Atomic uint32_t caps; /* bits of pl_engine_caps */
     /* breaker: see breaker.h */
     _Atomic int breaker;       /* pl_breaker_state */
     _Atomic int probes;        /* half-open probes not handed back yet */

@@ -35,13 +35,13 @@ typedef struct probe {
     pl_engine *engine; /* referenced */
     pl_pool *pool;
     probe_state state;
-    pl_timer timer;     /* WAITING */
-    pl_fetch *fetch;    /* CHECKING */
-    pl_detect *detect;  /* DETECTING */
-    unsigned good, bad; /* answers in a row */
-    bool kind_given;    /* the kind is configured */
-    bool detected;      /* the last detection succeeded */
-    bool warned;        /* its failure was told already */
+    pl_timer timer;       /* WAITING */
+    pl_fetch *fetch;      /* CHECKING */
+    pl_detect *detect;    /* DETECTING */
+    unsigned good, bad;   /* answers in a row */
+    pl_engine_kind given; /* the configured kind, or auto */
+    bool detected;        /* the last detection succeeded */
+    bool warned;          /* its failure was told already */
     bool no_models_told;
     uint64_t detected_ms; /* when it last succeeded */
     bool in_view;         /* used by sync */
@@ -168,14 +168,30 @@ static void tell_detected(probe *p, const pl_detected *found, int kind)
                found->dropped);
 }
 
+/* Told when something is new or gone; the first time only when there is something. */
+static void set_caps(pl_engine *e, uint32_t caps)
+{
+    uint32_t was = atomic_exchange(&e->caps, caps);
+    if (was != caps)
+        pl_log(PL_LOG_INFO, "engine_can",
+               "%s: sessions %s, streaming sessions %s, session tag %s, "
+               "retention %s, priority %s",
+               e->name, caps & PL_CAP_SESSIONS ? "yes" : "no",
+               caps & PL_CAP_STREAMING_SESSIONS ? "yes" : "no",
+               caps & PL_CAP_SESSION_TAG ? "yes" : "no", caps & PL_CAP_RETENTION ? "yes" : "no",
+               caps & PL_CAP_PRIORITY ? "yes" : "no");
+}
+
 static void apply(probe *p, const pl_detected *found)
 {
     pl_engine *e = p->engine;
     int was = atomic_load(&e->kind);
-    int kind = p->kind_given || found->kind == PL_KIND_AUTO ? was : (int)found->kind;
+    int kind = p->given != PL_KIND_AUTO || found->kind == PL_KIND_AUTO ? was : (int)found->kind;
     atomic_store(&e->kind, kind);
     if (kind != was || !p->detected)
         tell_detected(p, found, kind);
+    if (found->caps_known)
+        set_caps(e, found->caps);
     if (found->no_models && !e->models_given && !p->no_models_told) {
         p->no_models_told = true;
         pl_log(PL_LOG_WARN, "engine_without_models",
@@ -228,7 +244,7 @@ static void on_good(probe *p)
     bool due = !p->detected || m->wheel->now_ms - p->detected_ms >= m->o.detect_interval_ms;
     if (!up || due) {
         p->state = DETECTING;
-        p->detect = pl_detect_start(p->pool, !p->kind_given, m->o.timeout_ms, on_detected, p);
+        p->detect = pl_detect_start(p->pool, p->given, m->o.timeout_ms, on_detected, p);
         if (p->detect)
             return;
         set_health(p, PL_HEALTH_UP, NULL);
@@ -297,7 +313,7 @@ static void add(pl_health_monitor *m, pl_engine *e)
     p->monitor = m;
     p->engine = pl_engine_ref(e);
     p->pool = pool;
-    p->kind_given = atomic_load(&e->kind) != PL_KIND_AUTO;
+    p->given = (pl_engine_kind)atomic_load(&e->kind);
     p->in_view = true;
     p->next = m->probes;
     m->probes = p;

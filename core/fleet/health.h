@@ -2,8 +2,9 @@
  * interval; after `rise` good answers (2xx) in a row it is up, after `fall` bad ones down; an
  * engine about which nothing is known yet is down after the first bad one. While an engine comes
  * up, and every detect_interval after that, its kind and models are read from its own endpoints
- * (/v1/models owned_by, /server_info, /version): whoever is told that it is up finds its models in
- * the fleet, unless it would not tell them. The last known models are kept while it is down. */
+ * (/v1/models owned_by, /server_info, /version), and what it can do (pl_engine_caps): whoever is
+ * told that it is up finds its models in the fleet, unless it would not tell them. The last known
+ * models are kept while it is down. */
 #ifndef PL_HEALTH_H
 #define PL_HEALTH_H
 

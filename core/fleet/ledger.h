@@ -21,6 +21,8 @@ typedef struct pl_worker_state {
     _Atomic int32_t streams;
     _Atomic int64_t queued_prefill_tokens;
     _Atomic uint64_t requests;                /* sent, ever */
+    _Atomic int32_t sessions;                 /* engine-backed ones that this router opened on it */
+    _Atomic int64_t session_tokens;           /* they hold, as last reported */
     _Atomic double prefill_tokens_per_second; /* moving average; 0 until measured */
     _Atomic double ttft_seconds;              /* moving average; 0 until measured */
 } pl_worker_state;

@@ -24,8 +24,8 @@ typedef struct pl_waiter {
     pl_message message; /* carries a grant to the waiter's loop: wake() below runs there */
     pl_mailbox *loop;   /* where the request lives */
     pl_str model;       /* what it waits for; outlives the waiter */
-    int32_t priority;
-    uint64_t arrival; /* set at the first put, kept when put back */
+    int64_t priority;   /* higher first */
+    uint64_t arrival;   /* set at the first put, kept when put back */
     int state; /* guarded by the queue's lock: 0 out, 1 waiting, 2 granted (message under way) */
     struct pl_waiter *prev, *next;
     void (*wake)(struct pl_waiter *w); /* on the loop's thread, state is 0 again. Must decide again;

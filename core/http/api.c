@@ -22,6 +22,8 @@ static const struct {
     {PL_STR_INIT("/v1/tokenize"), PL_API_TOKENIZE},
     {PL_STR_INIT("/detokenize"), PL_API_DETOKENIZE},
     {PL_STR_INIT("/v1/detokenize"), PL_API_DETOKENIZE},
+    {PL_STR_INIT("/open_session"), PL_API_OPEN_SESSION},
+    {PL_STR_INIT("/close_session"), PL_API_CLOSE_SESSION},
 };
 
 enum pl_api_kind pl_api_of_path(pl_str path, bool *known)
@@ -77,10 +79,6 @@ static const struct {
     {"/set_internal_state", "changing an engine's settings" DIRECT},
     {"/configure_logging", "changing an engine's settings" DIRECT},
     {"/clear_hicache_storage_backend", "clearing an engine's cache" DIRECT},
-    {"/open_session", "engine sessions are not offered by the router yet; requests can go to the "
-                      "engine directly"},
-    {"/close_session", "engine sessions are not offered by the router yet; requests can go to the "
-                       "engine directly"},
     {"/server_info", "an engine's own description" DIRECT},
     {"/get_server_info", "an engine's own description" DIRECT},
     {"/model_info", "an engine's own description" DIRECT},

@@ -214,6 +214,84 @@ static void set_rank(pl_request *rq, pl_edits *edits)
         pl_edits_set(edits, &rq->x->arena, rq->x->body, &without, PL_MEMBER_ROUTED_DP_RANK, rank);
 }
 
+/* --- what the policy would like to have kept --- */
+
+/* Into extra_args, where Dynamo-style handlers look for it. PL_EINVALID: that is no object. */
+static int set_extra_arg(pl_request *rq, pl_edits *edits, pl_str raw)
+{
+    pl_arena *a = &rq->x->arena;
+    const pl_member *m = &rq->scan->members[PL_MEMBER_EXTRA_ARGS];
+    if (m->type == PL_JSON_ABSENT || m->type == PL_JSON_NULL) {
+        pl_str object = pl_arena_printf(a, "{\"retention_seconds\":%.*s}", PL_FMT(raw));
+        return object.p
+                   ? pl_edits_set(edits, a, rq->x->body, rq->scan, PL_MEMBER_EXTRA_ARGS, object)
+                   : PL_ENOMEM;
+    }
+    if (m->type != PL_JSON_OBJECT)
+        return PL_EINVALID;
+    pl_member given = pl_object_find(m->raw, PL_STR("retention_seconds"));
+    if (given.type != PL_JSON_ABSENT)
+        return pl_edits_add(edits, (size_t)(given.raw.p - rq->x->body.p), given.raw.n, raw);
+    bool empty = pl_object_is_empty(m->raw);
+    pl_str member =
+        pl_arena_printf(a, "\"retention_seconds\":%.*s%s", PL_FMT(raw), empty ? "" : ",");
+    return member.p ? pl_edits_add(edits, (size_t)(m->raw.p - rq->x->body.p) + 1, 0, member)
+                    : PL_ENOMEM;
+}
+
+/* nvext's salt is vLLM's to honour, under its own name; SGLang does not know it. */
+static void set_cache_salt(pl_request *rq, pl_edits *edits)
+{
+    if (!rq->cache_salt.p ||
+        atomic_load_explicit(&rq->engine->kind, memory_order_relaxed) != PL_KIND_VLLM ||
+        rq->scan->members[PL_MEMBER_CACHE_SALT].type != PL_JSON_ABSENT)
+        return;
+    pl_buf quoted = {0};
+    pl_str raw = {NULL, 0};
+    if (pl_json_quote(&quoted, rq->cache_salt) == 0)
+        raw = pl_arena_str(&rq->x->arena, pl_buf_str(&quoted));
+    if (raw.p)
+        pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_CACHE_SALT, raw);
+    pl_buf_free(&quoted);
+}
+
+/* The hints of the retain hook, or of the client's cache_control, for engines that take them. */
+static void set_retention(pl_request *rq, pl_edits *edits)
+{
+    pl_loop *l = rq->loop;
+    if (rq->retention_seconds < 0 && !pl_decider_wants_retain(l->decider))
+        return;
+    pl_retain_choice choice = {.retention_seconds = rq->retention_seconds};
+    l->vm_used = true;
+    pl_decide_retain(l->decider, &rq->ask, rq->worker, &choice);
+    uint32_t caps = atomic_load_explicit(&rq->engine->caps, memory_order_relaxed);
+    int kind = atomic_load_explicit(&rq->engine->kind, memory_order_relaxed);
+    const pl_config *c = &l->router->config;
+    int hint = c->retention[kind];
+    bool takes = hint != PL_HINT_OFF && (hint != PL_HINT_AUTO || caps & PL_CAP_RETENTION);
+    if (choice.retention_seconds >= 0 && takes) {
+        pl_str raw = pl_arena_printf(&rq->x->arena, "%.3f", choice.retention_seconds);
+        int rc = PL_ENOMEM;
+        if (raw.p)
+            rc = hint == PL_HINT_TOP ? pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan,
+                                                    PL_MEMBER_RETENTION_SECONDS, raw)
+                                     : set_extra_arg(rq, edits, raw);
+        pl_count(rc == 0 ? &l->metrics.retention_set : &l->metrics.retention_skipped, 1);
+        static unsigned long seen[2];
+        if (rc == PL_EINVALID && pl_log_allow(seen, 1))
+            pl_log(PL_LOG_WARN, "retention_skipped",
+                   "'extra_args' is no object: retention_seconds is not put into it (request %.*s)",
+                   PL_FMT(rq->id));
+    }
+    takes = c->priority[kind] == PL_HINT_ON ||
+            (c->priority[kind] == PL_HINT_AUTO && caps & PL_CAP_PRIORITY);
+    if (choice.has_priority && takes) {
+        pl_str raw = pl_arena_printf(&rq->x->arena, "%d", choice.priority);
+        if (raw.p)
+            pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_PRIORITY, raw);
+    }
+}
+
 static void abort_sent(void *user, const pl_fetch_result *r)
 {
     (void)user;
@@ -239,6 +317,8 @@ void pl_forward_abort(pl_request *rq)
 static void on_call_head(pl_call *c, const pl_head *head)
 {
     pl_request *rq = c->user;
+    if (!rq->x)
+        return; /* its client has left: only the end counts */
     atomic_fetch_add_explicit(c->reused ? &rq->engine->reuses : &rq->engine->connects, 1,
                               memory_order_relaxed);
     pl_relay_head(rq, head);
@@ -246,14 +326,19 @@ static void on_call_head(pl_call *c, const pl_head *head)
 
 static void on_call_body(pl_call *c, const pl_str *slices, int n)
 {
-    pl_relay_body(c->user, slices, n);
+    pl_request *rq = c->user;
+    if (rq->x)
+        pl_relay_body(rq, slices, n);
 }
 
 static void on_call_end(pl_call *c)
 {
     pl_request *rq = c->user;
     rq->call = NULL;
-    pl_relay_end(rq);
+    if (rq->x)
+        pl_relay_end(rq);
+    else
+        pl_session_discarded(rq, true);
 }
 
 /* A pooled connection that had been closed shows within a round trip; one that breaks later was
@@ -264,6 +349,10 @@ static void on_call_fail(pl_call *c, int err)
 {
     pl_request *rq = c->user;
     rq->call = NULL;
+    if (!rq->x) {
+        pl_session_discarded(rq, false);
+        return;
+    }
     if (err == PL_ERESET && c->reused && rq->state == PL_RQ_CALLING &&
         rq->loop->wheel.now_ms - rq->sent_at_ms < STALE_MS) {
         /* the engine had closed the pooled connection: not its fault, nobody has seen the request
@@ -288,6 +377,10 @@ int pl_forward(pl_request *rq, bool fresh)
         pl_count(&l->metrics.shrunk, 1);
     set_rid(rq, &edits);
     set_rank(rq, &edits);
+    set_cache_salt(rq, &edits);
+    set_retention(rq, &edits);
+    if (rq->session && pl_session_edits(rq, &edits) != 0)
+        return PL_ENOMEM;
     pl_str *slices = pl_arena_alloc(a, (PL_EDITS_SLICES + 1) * sizeof *slices);
     if (!pool || !slices)
         return PL_ENOMEM;
@@ -297,7 +390,10 @@ int pl_forward(pl_request *rq, bool fresh)
     if (!slices[0].p)
         return PL_ENOMEM;
     rq->sent_at_ms = l->wheel.now_ms;
-    rq->call = pl_call_send(pool, slices, n + 1, false, fresh, 0, &call_events, rq);
+    n++;
+    if (rq->session && pl_session_keep_bytes(rq, slices, &n) != 0)
+        return PL_ENOMEM;
+    rq->call = pl_call_send(pool, slices, n, false, fresh, 0, &call_events, rq);
     if (!rq->call)
         return PL_ENOMEM;
     atomic_fetch_add_explicit(&rq->engine->requests, 1, memory_order_relaxed);

@@ -259,10 +259,12 @@ static void remove_pins(pl_request *rq)
 
 /* Usage is what done is told. Chat and completion streams carry it only on demand: the router
  * demands it and keeps the extra chunk from a client that did not. */
-static void ask_for_usage(pl_request *rq)
+void pl_intake_usage(pl_request *rq)
 {
     int mode = rq->loop->router->config.usage;
-    rq->want_usage = mode == 2 || (mode == 1 && pl_decider_wants_done(rq->loop->decider));
+    rq->want_usage =
+        mode == 2 ||
+        (mode == 1 && (pl_decider_wants_done(rq->loop->decider) || pl_session_backed(rq)));
     if (!rq->want_usage || !rq->ask.req.stream ||
         (rq->api != PL_API_CHAT && rq->api != PL_API_COMPLETIONS))
         return;
@@ -279,10 +281,7 @@ static void ask_for_usage(pl_request *rq)
             rc = pl_edits_add(&rq->edits, (size_t)(include.raw.p - body.p), include.raw.n,
                               PL_STR("true"));
         } else {
-            pl_str inside = pl_str_trim((pl_str){options->raw.p + 1, options->raw.n - 2});
-            bool empty = true;
-            for (size_t i = 0; i < inside.n; i++)
-                empty = empty && strchr(" \t\r\n", inside.p[i]);
+            bool empty = pl_object_is_empty(options->raw);
             rc = pl_edits_add(&rq->edits, (size_t)(options->raw.p - body.p) + 1, 0,
                               empty ? PL_STR("\"include_usage\":true")
                                     : PL_STR("\"include_usage\":true,"));
@@ -340,28 +339,27 @@ int pl_intake_body(pl_request *rq)
         pl_relay_error(rq, 400, "invalid_value", -1, "'stream' must be true or false");
         return PL_EINVALID;
     }
-    if (read_limits(rq) != 0 || find_model(rq) != 0)
+    if (read_limits(rq) != 0 || (rq->api != PL_API_CLOSE_SESSION && find_model(rq) != 0))
         return PL_EINVALID;
 
     pl_str tenant;
     authorize(l, x, &tenant);
-    pl_str session = pl_intake_kept_string(rq, PL_MEMBER_SESSION_ID);
-    if (!session.p)
-        session = pl_head_find(&x->head, PL_STR("x-session-id"));
-    req->has_session = session.p != NULL;
     rq->ask.strings = (pl_request_view){
-        .model = rq->ask.model->id,
+        .model = rq->ask.model ? rq->ask.model->id : PL_STR(""),
         .tenant = tenant,
         .path = x->head.path,
         .id = rq->id,
-        .session_id = session,
         .find_header = pl_intake_find_header,
         .find_member = pl_intake_find_member,
         .ctx = rq,
         .seed = pl_rng_next(&l->rng),
     };
     remove_pins(rq);
-    ask_for_usage(rq);
+    int read = pl_session_read(rq);
+    if (read != 0)
+        return read;
+    if (!rq->session)
+        pl_intake_usage(rq);
     return 0;
 }
 
@@ -424,10 +422,7 @@ static int shrink_sampling(pl_request *rq, pl_edits *edits, pl_str text)
             return PL_EINVALID;
         if (m.type == PL_JSON_NULL)
             return pl_edits_add(edits, at + (size_t)(m.raw.p - sampling->raw.p), m.raw.n, text);
-        pl_json j;
-        pl_json_name first;
-        pl_json_init(&j, sampling->raw, PL_JSON_DEPTH_MAX, false);
-        bool more = pl_json_enter(&j, '{') == 0 && pl_json_key(&j, &first) > 0;
+        bool more = !pl_object_is_empty(sampling->raw);
         pl_str member =
             pl_arena_printf(a, "\"max_new_tokens\":%.*s%s", PL_FMT(text), more ? "," : "");
         return member.p ? pl_edits_add(edits, at + 1, 0, member) : PL_ENOMEM;

@@ -14,7 +14,7 @@
 #include "http/request.h"
 
 static void decide_and_send(pl_request *rq);
-static void decide_again(pl_request *rq);
+static void observe(pl_request *rq, enum pl_end_cause cause);
 
 /* --- life of a request --- */
 
@@ -51,6 +51,7 @@ static void request_free(pl_request *rq)
         free(rq->events);
     }
     pl_buf_free(&rq->answer);
+    pl_session_free(rq);
     if (rq->engine)
         pl_engine_unref(rq->engine);
     for (int i = 0; i < rq->ask.tried_n; i++)
@@ -114,8 +115,15 @@ static void tell_done(pl_request *rq, enum pl_end_cause cause)
  * cut by the caller. */
 static void account(pl_request *rq, enum pl_end_cause cause)
 {
-    pl_loop *l = rq->loop;
     pl_proxy_end_try(rq, cause == PL_END_OK ? 1 : -1);
+    if (rq->session)
+        pl_session_over(rq); /* after the load was given back */
+    observe(rq, cause);
+}
+
+static void observe(pl_request *rq, enum pl_end_cause cause)
+{
+    pl_loop *l = rq->loop;
     if (rq->first_byte_ns)
         pl_hist_observe(&l->metrics.ttft, rq->first_byte_ns - rq->x->head_at_ns);
     pl_hist_observe(&l->metrics.e2e, pl_now_ns() - rq->x->head_at_ns);
@@ -160,7 +168,7 @@ static void on_wake(pl_waiter *w)
         return;
     }
     wait_over(rq);
-    decide_again(rq);
+    pl_proxy_decide(rq);
 }
 
 static void answer_wait_over(pl_request *rq)
@@ -180,7 +188,7 @@ static void on_wait_timeout(pl_timer *t)
     }
     wait_over(rq);
     if (pl_now_ns() < rq->wait_until_ns)
-        decide_again(rq);
+        pl_proxy_decide(rq);
     else
         answer_wait_over(rq);
 }
@@ -222,7 +230,7 @@ static bool wait_for_capacity(pl_request *rq, double seconds, bool all_busy)
     }
     rq->waiter.loop = &l->mailbox;
     rq->waiter.model = rq->ask.model->id;
-    rq->waiter.priority = rq->ask.req.priority;
+    rq->waiter.priority = ((int64_t)rq->ask.req.strict_priority << 32) + rq->ask.req.priority;
     rq->waiter.wake = on_wake;
     rq->waiter.cancelled = false;
     if (pl_queue_put(l->router->queue, &rq->waiter) != 0) {
@@ -272,16 +280,25 @@ static bool begin_try(pl_request *rq, pl_worker_state *w)
     return true;
 }
 
+/* By name; or by nvext's numbers: an instance is an engine, named by its first worker's slot. */
+static bool is_wanted(const pl_request *rq, pl_str name, const pl_worker_state *w)
+{
+    if (name.p)
+        return pl_str_eq(pl_str_c(w->name), name);
+    return (rq->pin_instance < 0 || w->engine->workers[0].slot == rq->pin_instance) &&
+           (rq->pin_rank < 0 || w->rank == rq->pin_rank);
+}
+
 static bool pinned(pl_request *rq, pl_decision *d)
 {
     pl_str want =
         rq->trusted ? pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")) : (pl_str){NULL, 0};
-    if (!want.p)
+    if (!want.p && rq->pin_instance < 0 && rq->pin_rank < 0)
         return false;
     *d = (pl_decision){.kind = PL_NO_WORKER, .shrink_max_tokens = -1, .reason = "pinned"};
     for (int i = 0; i < rq->ask.model->workers_n; i++) {
         pl_worker_state *w = rq->ask.model->workers[i];
-        if (pl_str_eq(pl_str_c(w->name), want) &&
+        if (is_wanted(rq, want, w) &&
             pl_engine_why(w->engine, &rq->loop->router->config.decider.breaker, pl_now_ns()) == 0) {
             d->kind = PL_DECIDED;
             d->worker = w;
@@ -312,6 +329,10 @@ static int decide_once(pl_request *rq)
         return 1;
     case PL_ASK_QUEUE:
         return wait_for_capacity(rq, d->wait_seconds, d->all_busy);
+    case PL_PIN_LOST:
+        return !pl_session_rebind(rq);
+    case PL_NO_SESSION_WORKER:
+        return !pl_session_no_engine(rq);
     case PL_NO_WORKER:
         pl_count(&l->metrics.no_worker, 1);
         pl_relay_error(rq, 503, "no_worker", 2, "no engine that serves model '%.*s' is usable%s",
@@ -321,13 +342,32 @@ static int decide_once(pl_request *rq)
     case PL_DECIDED:
         break;
     }
+    if (rq->query_only) {
+        pl_relay_choice(rq);
+        return 1;
+    }
     if (!begin_try(rq, d->worker))
         return 0;
     rq->state = PL_RQ_CALLING;
+    if (pl_session_wants_open(rq)) {
+        int rc = pl_session_open(rq);
+        if (rc != 1)
+            return rc != 0; /* goes on later, or was answered; 0: decide again */
+    }
+    pl_proxy_send(rq);
+    return 1;
+}
+
+void pl_proxy_send(pl_request *rq)
+{
+    rq->state = PL_RQ_CALLING;
+    if (rq->api == PL_API_OPEN_SESSION) {
+        pl_session_answer_open(rq);
+        return;
+    }
     rq->attempts++;
     if (pl_forward(rq, false) != 0)
         pl_relay_error(rq, 503, "out_of_memory", 1, "the router is out of memory");
-    return 1;
 }
 
 static void decide_and_send(pl_request *rq)
@@ -340,8 +380,9 @@ static void decide_and_send(pl_request *rq)
         pl_relay_error(rq, 503, "no_worker", 1, "every engine is busy");
 }
 
-/* After a wait or a failure: on the fleet as it is now, with the engines that were added since. */
-static void decide_again(pl_request *rq)
+/* After a wait, a look-up or a failure: on the fleet as it is now, with the engines that were added
+ * since. */
+void pl_proxy_decide(pl_request *rq)
 {
     pl_loop *l = rq->loop;
     const pl_model *m = rq->view == l->view ? NULL : pl_view_model(l->view, rq->ask.model->id);
@@ -383,6 +424,7 @@ bool pl_proxy_may_retry(pl_request *rq, int status)
         .status = status,
         .attempts = rq->attempts,
         .budget_left = budget,
+        .delta = pl_session_is_delta(rq),
     };
     double arg;
     l->vm_used = true;
@@ -402,7 +444,7 @@ void pl_proxy_retry(pl_request *rq)
     pl_engine_ref(rq->engine); /* the next view may not have it any more */
     rq->ask.tried[rq->ask.tried_n++] = rq->worker;
     rq->ask.req.attempt++;
-    decide_again(rq);
+    pl_proxy_decide(rq);
 }
 
 /* The router itself has no connection to give: no engine is to blame, nor would another one help.
@@ -441,6 +483,8 @@ void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
                         "the engine ended the stream before it was complete");
         return;
     }
+    if (rq->session)
+        pl_session_try_failed(rq);
     if (pl_proxy_may_retry(rq, status)) {
         pl_proxy_retry(rq);
         return;
@@ -470,8 +514,26 @@ static void on_request(void *ctx, pl_exchange *x)
         pl_answer_error(l, x, 503, "out_of_memory", 1, NULL, 0, "the router is out of memory");
         return;
     }
-    if (pl_intake_body(rq) == 0)
+    if (pl_intake_body(rq) == 0 && (!rq->session || pl_session_begin(rq)))
         decide_and_send(rq);
+}
+
+/* The client has left a turn of an engine's session: the engine is told, and its answer is read to
+ * the end, since it takes no other turn before. */
+static void discard(pl_request *rq)
+{
+    pl_forward_abort(rq);
+    observe(rq, PL_END_CLIENT_GONE);
+    rq->x->user = NULL;
+    rq->x = NULL;
+    rq->state = PL_RQ_DISCARDING;
+    pl_session_discard(rq);
+}
+
+void pl_proxy_discard_over(pl_request *rq)
+{
+    pl_proxy_end_try(rq, -1);
+    request_free(rq);
 }
 
 static void on_gone(void *ctx, pl_exchange *x)
@@ -481,6 +543,10 @@ static void on_gone(void *ctx, pl_exchange *x)
         return;
     pl_loop *l = rq->loop;
     bool grant_under_way = false;
+    if (pl_session_must_discard(rq)) {
+        discard(rq);
+        return;
+    }
     if (rq->state == PL_RQ_QUEUED) {
         grant_under_way = !pl_queue_remove(l->router->queue, &rq->waiter);
         wait_over(rq);
@@ -547,7 +613,10 @@ int pl_proxy_cut_engine(pl_loop *l, const pl_engine *e)
     int n = 0;
     for (pl_request *rq = l->requests, *next; rq; rq = next) {
         next = rq->next;
-        if (rq->engine == e && rq->ticket.worker) {
+        if (rq->state == PL_RQ_DISCARDING) {
+            if (rq->engine == e)
+                pl_session_discarded(rq, false);
+        } else if (rq->engine == e && rq->ticket.worker) {
             cut(rq, "the engine was removed before the answer was complete");
             n++;
         }
@@ -559,7 +628,9 @@ void pl_proxy_cut_all(pl_loop *l)
 {
     for (pl_request *rq = l->requests, *next; rq; rq = next) {
         next = rq->next;
-        if (rq->x)
+        if (rq->state == PL_RQ_DISCARDING)
+            pl_session_discarded(rq, false);
+        else if (rq->x)
             cut(rq, "the router is shutting down");
     }
 }

@@ -10,7 +10,7 @@
 
 #define ANSWER_COPY_MAX (1u << 20) /* a JSON answer above this is not searched for usage */
 #define EVENT_MAX       (8u << 20) /* an SSE event above this is passed on unread */
-#define OWN_HEADERS     6
+#define OWN_HEADERS     7
 
 void pl_count_status(pl_loop *l, int status)
 {
@@ -24,7 +24,7 @@ void pl_count_status(pl_loop *l, int status)
 
 /* --- headers --- */
 
-/* x-request-id and the x-perilune-* headers: at most 4. */
+/* x-request-id and the x-perilune-* headers: at most 5. */
 static int own_headers(const pl_request *rq, pl_header *h)
 {
     int n = 0;
@@ -35,6 +35,8 @@ static int own_headers(const pl_request *rq, pl_header *h)
         h[n++] = (pl_header){PL_STR("x-perilune-worker"), pl_str_c(rq->worker->name)};
         h[n++] = (pl_header){PL_STR("x-perilune-reason"), pl_str_c(rq->decision.reason)};
     }
+    if (pl_session_label(rq))
+        h[n++] = (pl_header){PL_STR("x-perilune-session"), pl_str_c(pl_session_label(rq))};
     h[n++] = (pl_header){PL_STR("x-perilune-policy"),
                          rq->policy.p ? rq->policy
                                       : pl_str_c(pl_decider_policy_name(rq->loop->decider))};
@@ -128,6 +130,33 @@ void pl_relay_broken(pl_request *rq, enum pl_end_cause cause, const char *messag
     pl_buf_free(&event);
 }
 
+/* The choice alone, for a client that only asks for it (annotations: query_instance_id). */
+void pl_relay_choice(pl_request *rq)
+{
+    pl_loop *l = rq->loop;
+    pl_exchange *x = rq->x;
+    pl_header h[OWN_HEADERS + 1] = {{PL_STR("content-type"), PL_STR("application/json")}};
+    const pl_worker_state *w = rq->decision.worker;
+    rq->worker = rq->decision.worker; /* for the headers */
+    int n = 1 + own_headers(rq, h + 1);
+    for (int i = 1; i < n; i++)
+        h[i].value = pl_arena_str(&x->arena, h[i].value);
+    pl_buf b = {0};
+    int rc = pl_buf_addf(&b, "{\"object\":\"perilune.choice\",\"worker\":");
+    if (rc == 0)
+        rc = pl_json_quote(&b, pl_str_c(w->name));
+    if (rc == 0)
+        rc = pl_buf_addf(&b,
+                         ",\"reason\":\"%s\",\"nvext\":{\"worker_id\":{\"decode_worker_id\":%d,"
+                         "\"decode_dp_rank\":%d}}}",
+                         rq->decision.reason, w->engine->workers[0].slot, w->rank);
+    rq->status = rc == 0 ? 200 : 503;
+    pl_count_status(l, rq->status);
+    pl_proxy_over(rq, PL_END_OK);
+    pl_exchange_respond(x, rc == 0 ? 200 : 503, h, n, pl_buf_str(&b));
+    pl_buf_free(&b);
+}
+
 /* --- the engine's answer --- */
 
 /* What an engine does not implement is no failure of its: a client could ask for it on purpose. */
@@ -162,7 +191,7 @@ static bool starts_media_type(pl_str value, pl_str type)
 
 static void prepare_usage(pl_request *rq, const pl_head *head)
 {
-    if (!rq->want_usage && !rq->swallow_usage)
+    if (!rq->want_usage && !rq->swallow_usage && !pl_session_reply(rq))
         return;
     if (!rq->sse || head->status != 200 || pl_head_find(head, PL_STR("content-encoding")).p) {
         rq->swallow_usage = false; /* not a stream after all, or unreadable */
@@ -187,6 +216,8 @@ void pl_relay_head(pl_request *rq, const pl_head *head)
         return;
     }
     judge(rq, head->status);
+    if (rq->session)
+        pl_session_sent(rq, head->status);
     rq->state = PL_RQ_STREAMING;
     rq->status = head->status;
     rq->sse =
@@ -238,6 +269,8 @@ static int on_event(void *ctx, const pl_sse_event *ev)
 {
     pl_request *rq = ctx;
     bool told = pl_usage_read(ev->data, &rq->usage);
+    if (pl_session_reply(rq) && ev->data.p)
+        pl_reply_event(pl_session_reply(rq), ev->data);
     if (!rq->swallow_usage)
         return 0;
     if (told && pl_usage_only_chunk(ev->data)) {
@@ -273,7 +306,7 @@ static void copy_answer(pl_request *rq, const pl_str *slices, int n)
     for (int i = 0; i < n; i++)
         if (rq->answer.n + slices[i].n > ANSWER_COPY_MAX ||
             pl_buf_add(&rq->answer, slices[i].p, slices[i].n) != 0)
-            rq->want_usage = false;
+            rq->answer_too_big = true;
 }
 
 /* Only the last bytes of a read say where the stream stands. */
@@ -313,7 +346,7 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
             if (gathered.n == 0)
                 return;
         }
-    } else if (rq->want_usage && !rq->sse) {
+    } else if ((rq->want_usage || pl_session_reply(rq)) && !rq->sse && !rq->answer_too_big) {
         copy_answer(rq, slices, n);
     }
     if (rq->sse)
@@ -328,9 +361,13 @@ void pl_relay_end(pl_request *rq)
         pl_str rest = pl_sse_rest(rq->events);
         if (rest.n)
             pl_exchange_write(x, &rest, 1);
-    } else if (rq->want_usage && !rq->sse && rq->answer.n) {
+    } else if (!rq->sse && rq->answer.n && !rq->answer_too_big) {
         pl_usage_read(pl_buf_str(&rq->answer), &rq->usage);
+        if (pl_session_reply(rq))
+            pl_reply_answer(pl_session_reply(rq), pl_buf_str(&rq->answer));
     }
+    if (rq->session)
+        pl_session_answer_ended(rq);
     if (!rq->first_byte_ns)
         first_byte(rq);
     pl_proxy_over(rq, engine_failed(rq->status) ? PL_END_ENGINE_FAILED : PL_END_OK);

@@ -15,12 +15,18 @@
 #include "http/proxy.h"
 #include "http/scan.h"
 #include "http/sse.h"
+#include "session/sessions.h"
+
+typedef struct pl_rq_session pl_rq_session; /* session.c */
 
 typedef enum pl_request_state {
     PL_RQ_DECIDING,
-    PL_RQ_QUEUED,    /* in the waiting room, or a grant is under way */
-    PL_RQ_CALLING,   /* connecting, sending, awaiting the first byte */
-    PL_RQ_STREAMING, /* the answer's head has gone to the client */
+    PL_RQ_LOOKING,    /* for its session: the store, or the turn before */
+    PL_RQ_QUEUED,     /* in the waiting room, or a grant is under way */
+    PL_RQ_OPENING,    /* its session, on the worker that was chosen */
+    PL_RQ_CALLING,    /* connecting, sending, awaiting the first byte */
+    PL_RQ_STREAMING,  /* the answer's head has gone to the client */
+    PL_RQ_DISCARDING, /* the client is gone; the engine's answer is read to its end: session.c */
     PL_RQ_OVER
 } pl_request_state;
 
@@ -38,6 +44,13 @@ struct pl_request {
     pl_ask ask;
     pl_decision decision;
     pl_str policy; /* who made it, in the exchange's arena: a reload may replace it meanwhile */
+
+    /* the session; NULL for requests that name none */
+    pl_rq_session *session;
+    double retention_seconds;      /* a wish of the client's, -1: none */
+    pl_str cache_salt;             /* nvext's, or the body's own; {NULL,0}: none */
+    double pin_instance, pin_rank; /* a trusted client's worker, by slot and rank; -1: none */
+    bool query_only;               /* tell the choice, send nothing */
 
     /* waiting */
     pl_waiter waiter;
@@ -66,6 +79,7 @@ struct pl_request {
     bool want_usage;        /* a hook will ask for it */
     bool swallow_usage;     /* the router asked for the usage chunk, the client did not */
     pl_sse *events;         /* heap; only when want_usage or swallow_usage on a stream */
+    bool answer_too_big;    /* to be searched for usage */
     bool events_unreadable; /* an event was too big: the rest passes unread */
     pl_buf answer;          /* copy of a whole JSON answer, for usage; bounded */
     pl_usage usage;
@@ -77,6 +91,8 @@ struct pl_request {
 bool pl_intake_head(pl_loop *l, pl_exchange *x);
 /* Scans the body and fills the request; 0, or the request was answered (and must be freed). */
 int pl_intake_body(pl_request *rq);
+/* Has the engine asked for usage, when somebody wants to know it. */
+void pl_intake_usage(pl_request *rq);
 /* Adds to a try's edits what lowers the output limit (SHRINK); 0 when it is lowered. */
 int pl_intake_shrink(pl_request *rq, pl_edits *edits, double max_tokens);
 /* The string value of a member for use after the body was given back; {NULL,0} when there is none.
@@ -99,11 +115,47 @@ pl_str pl_forward_hops(pl_arena *a, const pl_head *h);
 void pl_forward_abort(pl_request *rq);
 pl_pool *pl_loop_pool(pl_loop *l, const pl_engine *e);
 
+/* --- session.c: the request's session; all but the first two only when rq->session is set --- */
+
+/* Reads the wish and the other hints. 0, or it was answered. */
+int pl_session_read(pl_request *rq);
+const char *pl_session_label(const pl_request *rq); /* for x-perilune-session; NULL: none */
+/* Finds the binding. True: decide now; false: answered, or pl_proxy_decide is called later. */
+bool pl_session_begin(pl_request *rq);
+bool pl_session_wants_open(const pl_request *rq);
+bool pl_session_backed(const pl_request *rq); /* it is, or is to be, in an engine's session */
+/* Opens it on rq->worker: 1 done, 0 decide again, -1 answered, PL_SESSION_PENDING: goes on later.
+ */
+#define PL_SESSION_PENDING 2
+int pl_session_open(pl_request *rq);
+/* The decision found nobody who could hold it, or its worker gone. True: decide again; false:
+ * answered. */
+bool pl_session_no_engine(pl_request *rq);
+bool pl_session_rebind(pl_request *rq);
+void pl_session_answer_open(pl_request *rq);
+void pl_session_answer_close(pl_request *rq);
+/* What a try adds to the body. PL_ENOMEM. */
+int pl_session_edits(pl_request *rq, pl_edits *edits);
+/* Moves a try's bytes to where they outlive the exchange, if it may have to. PL_ENOMEM. */
+int pl_session_keep_bytes(pl_request *rq, pl_str *slices, int *n);
+pl_reply *pl_session_reply(const pl_request *rq); /* who wants to see the answer; NULL: nobody */
+void pl_session_sent(pl_request *rq, int status); /* the answer's head is there */
+void pl_session_answer_ended(pl_request *rq);
+void pl_session_try_failed(pl_request *rq);
+bool pl_session_is_delta(const pl_request *rq);
+void pl_session_over(pl_request *rq);
+void pl_session_free(pl_request *rq);
+/* The client has left in the middle of a turn that the engine's session must see ended. */
+bool pl_session_must_discard(const pl_request *rq);
+void pl_session_discard(pl_request *rq);
+void pl_session_discarded(pl_request *rq, bool engine_ended);
+
 /* --- relay.c: the answer --- */
 
 void pl_relay_head(pl_request *rq, const pl_head *head);
 void pl_relay_body(pl_request *rq, const pl_str *slices, int n);
 void pl_relay_end(pl_request *rq);
+void pl_relay_choice(pl_request *rq);
 /* The answer breaks off after the head had gone out (PL_END_ENGINE_FAILED or PL_END_CUT): ends the
  * client's answer as honestly as its shape allows. */
 void pl_relay_broken(pl_request *rq, enum pl_end_cause cause, const char *message);
@@ -117,6 +169,10 @@ void pl_answer_error(pl_loop *l, pl_exchange *x, int status, const char *code,
 void pl_count_status(pl_loop *l, int status);
 
 /* --- proxy.c: the state machine --- */
+
+void pl_proxy_decide(pl_request *rq); /* on the fleet as it is now, and goes on from there */
+void pl_proxy_send(pl_request *rq);   /* the try that was begun: its session is open now */
+void pl_proxy_discard_over(pl_request *rq);
 
 /* The engine failed this try; error is for people, status what it answered (0: nothing). */
 void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail);

@@ -29,6 +29,7 @@
     XX(QUERY, "query")                                                                             \
     XX(DOCUMENTS, "documents")                                                                     \
     XX(NVEXT, "nvext")                                                                             \
+    XX(RETENTION_SECONDS, "retention_seconds")                                                     \
     XX(EXTRA_ARGS, "extra_args")                                                                   \
     XX(SESSION_ID, "session_id")                                                                   \
     XX(SESSION_PARAMS, "session_params")                                                           \
@@ -40,6 +41,8 @@
     XX(BOOTSTRAP_PORT, "bootstrap_port")                                                           \
     XX(BOOTSTRAP_ROOM, "bootstrap_room")                                                           \
     XX(KV_TRANSFER_PARAMS, "kv_transfer_params")                                                   \
+    XX(CACHE_CONTROL, "cache_control")                                                             \
+    XX(CACHE_SALT, "cache_salt")                                                                   \
     XX(USER, "user")
 
 typedef enum pl_member_id {
@@ -99,6 +102,15 @@ pl_member pl_scan_find(pl_str body, const pl_scan *s, pl_str name);
 /* A member of an object value (raw as in pl_member.raw; key_at counts from its start). The first of
  * that name; type ABSENT when there is none, or `object` is no object, or invalid before it. */
 pl_member pl_object_find(pl_str object, pl_str name);
+
+/* Is a valid object's raw text without a member? */
+static inline bool pl_object_is_empty(pl_str object)
+{
+    size_t i = 1;
+    while (i < object.n && (object.p[i] == ' ' || (object.p[i] >= '\t' && object.p[i] <= '\r')))
+        i++;
+    return i < object.n && object.p[i] == '}';
+}
 
 /* Numbers: 0 and *out, PL_ENOTFOUND when absent or null, PL_EINVALID when not a number that a
  * double holds (or written with more than 63 characters). */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "policy/made_up.h"
 #include "policy/verdict.h"
 #include "policy/vm_priv.h"
 
@@ -15,86 +16,10 @@
 #define CHECK_INSTRUCTIONS    400000000
 #define ROUNDS                200
 #define SIZES                 6
-#define KINDS                 4
 #define MAX_STOPS             32
 
 static const int sizes[SIZES] = {1, 2, 3, 8, 64, 512};
 static const pl_limits limits = {30, 3600};
-
-/* --- made-up inputs --- */
-
-typedef enum fleet_kind { ALL_DIFFERENT, ALL_TIED, SOME_OUT, ALL_OUT } fleet_kind;
-
-static pl_str made_up_name(void *ctx, int index)
-{
-    char *name = ctx;
-    int n = snprintf(name, 32, "made-up-%d", index);
-    return (pl_str){name, (size_t)n};
-}
-
-static pl_str made_up_text(void *ctx, pl_str name)
-{
-    return name.n % 2 ? PL_STR("made-up") : (pl_str){NULL, 0};
-}
-
-static char name_space[32]; /* control thread only, like all of this */
-
-static void make_up(pl_vm *vm, int n, fleet_kind kind, uint64_t seed)
-{
-    pl_records *r = pl_vm_records(vm);
-    pl_rng rng = {seed};
-    pl_request_view view = {.model = PL_STR_INIT("made-up"),
-                            .tenant = PL_STR_INIT("default"),
-                            .path = PL_STR_INIT("/v1/chat/completions"),
-                            .id = PL_STR_INIT("made-up"),
-                            .find_header = made_up_text,
-                            .find_member = made_up_text,
-                            .worker_name = made_up_name,
-                            .worker_ctx = name_space,
-                            .seed = seed};
-    if (seed & 1)
-        view.session_id = PL_STR("made-up-session");
-    pl_vm_bind(vm, &view);
-    *r->req = (struct pl_req){.arrival_seconds = 1,
-                              .prompt_tokens = floor(pl_rng_unit(&rng) * 8000),
-                              .max_tokens = seed & 2 ? 256 : -1,
-                              .body_bytes = 4000,
-                              .api = PL_API_CHAT,
-                              .choices = 1,
-                              .stream = seed & 1,
-                              .has_session = seed & 1};
-    r->fleet->n = n;
-    r->fleet->eligible = 0;
-    for (int i = 0; i < n; i++) {
-        bool tied = kind == ALL_TIED;
-        bool out = kind == ALL_OUT || (kind == SOME_OUT && i % 3 == 1);
-        r->workers[i] = (struct pl_worker){
-            .inflight = tied ? 4 : floor(pl_rng_unit(&rng) * 32),
-            .queued_prefill_tokens = tied ? 0 : floor(pl_rng_unit(&rng) * 32000),
-            .streams = tied ? 2 : floor(pl_rng_unit(&rng) * 16),
-            .max_inflight = INFINITY,
-            .max_queued_prefill_tokens = INFINITY,
-            .prefill_tokens_per_second = 8000,
-            .ttft_seconds = tied ? 0 : pl_rng_unit(&rng),
-            .weight = 1,
-            .index = i,
-            .slot = i,
-            .generation = 1,
-            .why = out ? (i % 2 ? PL_WHY_UNHEALTHY : PL_WHY_AT_CAPACITY) : PL_WHY_ELIGIBLE,
-            .eligible = !out};
-        r->fleet->eligible += !out;
-    }
-    *r->fault = (struct pl_fault){.kind = PL_ALL_BUSY, .budget_left = true};
-    *r->outcome = (struct pl_outcome){.ttft_seconds = 0.1,
-                                      .e2e_seconds = 1,
-                                      .prompt_tokens = 100,
-                                      .cached_tokens = -1,
-                                      .output_tokens = 20,
-                                      .status = 200,
-                                      .slot = 0,
-                                      .generation = 1,
-                                      .attempts = 1};
-}
 
 static int decide_once(pl_vm *vm, pl_judged *judged, pl_vm_error *err)
 {
@@ -116,19 +41,57 @@ static int guarded(pl_vm *vm, long instructions, int (*body)(pl_vm *vm, pl_vm_er
     return rc;
 }
 
+/* What the hooks around sessions gave that would be mended; control thread only. */
+static bool clamped_ttl, clamped_retention;
+
+/* A hook that sees no fleet. */
+static int alone(pl_vm *vm, int (*hook)(pl_vm *vm, pl_vm_error *err), pl_vm_error *err)
+{
+    pl_records *r = pl_vm_records(vm);
+    struct pl_fleet fleet = *r->fleet;
+    int bound_index = r->session->bound_index;
+    r->fleet->n = r->fleet->eligible = 0;
+    r->session->bound_index = -1;
+    int rc = hook(vm, err);
+    *r->fleet = fleet;
+    r->session->bound_index = bound_index;
+    return rc;
+}
+
+/* The turns of made-up sessions: session, the decision, retain; and the end of those bound. */
+static int some_sessions(pl_vm *vm, pl_vm_error *err)
+{
+    pl_records *r = pl_vm_records(vm);
+    int rc = 0;
+    for (unsigned k = 0; k < PL_MADE_UP_SESSIONS && rc == 0; k++) {
+        pl_judged judged;
+        pl_make_up(vm, sizes[(k + k / 4) % 4], (pl_made_up_kind)(k / 4 % PL_ALL_OUT), 2 * k + 1);
+        rc = alone(vm, pl_vm_session, err);
+        clamped_ttl |= r->verdict->given & 1 && r->verdict->arg < 0;
+        if (rc == 0)
+            rc = decide_once(vm, &judged, err);
+        if (rc == 0)
+            rc = pl_vm_retain(vm, err);
+        clamped_retention |= r->verdict->given & 1 && r->verdict->arg < 0;
+        if (rc == 0 && r->session->bound_slot >= 0)
+            rc = alone(vm, pl_vm_expire, err);
+    }
+    return rc;
+}
+
 static int a_few_decisions(pl_vm *vm, pl_vm_error *err)
 {
     uint64_t seed = 1;
-    for (int kind = 0; kind < KINDS; kind++) {
+    for (int kind = 0; kind < PL_MADE_UP_KINDS; kind++) {
         for (int i = 0; i < 4; i++) {
             pl_judged judged;
-            make_up(vm, sizes[i], (fleet_kind)kind, seed++);
+            pl_make_up(vm, sizes[i], (pl_made_up_kind)kind, seed++);
             int rc = decide_once(vm, &judged, err);
             if (rc < 0)
                 return rc;
         }
     }
-    return 0;
+    return some_sessions(vm, err);
 }
 
 int pl_selftest(pl_vm *vm, pl_vm_error *err)
@@ -145,20 +108,29 @@ int pl_selftest(pl_vm *vm, pl_vm_error *err)
 
 /* --- every hook over every made-up fleet --- */
 
+/* What the last every_hook saw mended; control thread only. */
+static bool clamped_admit, clamped_reason, mends_delta;
+
+/* A wrong answer to a fault is refused; to one of a delta, which few authors think of, noted. */
 static int every_fault(pl_vm *vm, pl_vm_error *err)
 {
+    struct pl_fault *fault = pl_vm_records(vm)->fault;
     int rc = 0;
     for (int kind = PL_NO_SESSION_ENGINE; kind <= PL_INDEX_STALE && rc == 0; kind++) {
-        pl_vm_records(vm)->fault->kind = kind;
-        rc = pl_vm_degrade(vm, err);
-        if (rc == 0 && (kind == PL_ENGINE_FAILED || kind == PL_ALL_BUSY)) /* those that occur */
+        *fault = (struct pl_fault){.kind = kind, .budget_left = true, .attempts = 1};
+        rc = alone(vm, pl_vm_degrade, err);
+        if (rc == 0)
             rc = pl_verdict_judge_fault(vm, err);
+        if (rc < 0 || (kind != PL_ENGINE_FAILED && kind != PL_BOUND_GONE))
+            continue;
+        pl_vm_error delta;
+        fault->delta = true;
+        rc = alone(vm, pl_vm_degrade, err);
+        if (rc == 0)
+            mends_delta |= pl_verdict_judge_fault(vm, &delta) < 0;
     }
     return rc;
 }
-
-/* What the last every_hook saw clamped; control thread only. */
-static bool clamped_admit, clamped_reason;
 
 /* Answers that are mended rather than refused. A limit above what was asked, and a score that
  * refuses everyone, are no mistakes. */
@@ -192,11 +164,11 @@ static int every_hook(pl_vm *vm, pl_vm_error *err)
 {
     uint64_t seed = 100;
     int rc = 0;
-    clamped_admit = clamped_reason = false;
-    for (int kind = 0; kind < KINDS && rc == 0; kind++) {
+    clamped_admit = clamped_reason = mends_delta = clamped_ttl = clamped_retention = false;
+    for (int kind = 0; kind < PL_MADE_UP_KINDS && rc == 0; kind++) {
         for (int i = 0; i < SIZES && rc == 0; i++) {
             pl_judged judged = {.index = -1};
-            make_up(vm, sizes[i], (fleet_kind)kind, seed++);
+            pl_make_up(vm, sizes[i], (pl_made_up_kind)kind, seed++);
             rc = decide_once(vm, &judged, err);
             note_clamps(&judged);
             if (rc == 0)
@@ -205,6 +177,8 @@ static int every_hook(pl_vm *vm, pl_vm_error *err)
                 rc = every_fault(vm, err);
         }
     }
+    if (rc == 0)
+        rc = some_sessions(vm, err);
     if (rc == 0)
         rc = pl_vm_tick(vm, 1, err);
     json_t *carry = NULL;
@@ -268,13 +242,14 @@ static void copy_field(lua_State *L, const char *name, char *out, size_t cap)
 
 static void listen_to(lua_State *L, int reporter, report_call *c, hook_report *h)
 {
-    uint64_t seed = 1000;
+    /* the session hook is not asked for requests without one */
+    uint64_t seed = 1001, next = h->hook == PL_HOOK_SESSION ? 2 : 1;
     lua_getfield(L, reporter, "begin");
     lua_pushstring(L, pl_hook_name(h->hook));
     lua_call(L, 1, 0);
     for (int i = 0; i < SIZES; i++) {
-        for (int kind = 0; kind < ALL_OUT; kind++) {
-            make_up(c->vm, sizes[i], (fleet_kind)kind, seed++);
+        for (int kind = 0; kind < PL_ALL_OUT; kind++, seed += next) {
+            pl_make_up(c->vm, sizes[i], (pl_made_up_kind)kind, seed);
             c->vm->records.verdict->hook = h->hook;
             lua_getfield(L, reporter, "run");
             lua_pushnumber(L, ROUNDS);
@@ -334,7 +309,7 @@ static int compiler_report(pl_vm *vm, hook_report *hooks, int n, pl_vm_error *er
 typedef struct report {
     pl_policy_source *src; /* NULL: it could not be read */
     pl_vm *vm;             /* NULL: it did not load */
-    hook_report hooks[4];
+    hook_report hooks[6];
     int hooks_n;
     char notes[PL_HOOK_COUNT][160]; /* what is allowed, but hardly meant */
     int notes_n;
@@ -348,16 +323,26 @@ static void note(report *r, int hook, const char *text)
 
 static void write_notes(report *r)
 {
-    static const int later[] = {PL_HOOK_SESSION, PL_HOOK_RETAIN, PL_HOOK_EXPIRE};
-    for (size_t i = 0; i < sizeof later / sizeof *later; i++)
-        if (pl_vm_hooks(r->vm) & 1u << later[i])
-            note(r, later[i], "not called by this version of the router");
     if (clamped_admit)
         note(r, PL_HOOK_ADMIT,
              "its seconds were out of range and clamped (negative, or above the limit)");
     if (clamped_reason)
         note(r, PL_HOOK_ROUTE,
              "its reason was replaced by \"route\": a reason is 1 to 64 of A-Z a-z 0-9 _ . -");
+    if (clamped_ttl)
+        note(r, PL_HOOK_SESSION,
+             "its ttl_seconds were below 0 and clamped to 1 ms; 0: no affinity");
+    if (clamped_retention)
+        note(r, PL_HOOK_RETAIN,
+             "its retention_seconds were below 0 and clamped to 0; nil: not asked for");
+    if (mends_delta)
+        note(r, PL_HOOK_DEGRADE,
+             "with fault.delta it may answer nil or pl.REJECT; what it answers is an error");
+}
+
+static const char *affinity_of(const report *r)
+{
+    return pl_vm_soft(r->vm) ? "soft" : "hard";
 }
 
 static void print_text(const report *r, FILE *out)
@@ -376,6 +361,7 @@ static void print_text(const report *r, FILE *out)
         if (pl_vm_hooks(r->vm) & 1u << i)
             fprintf(out, " %s", pl_hook_name(i));
     fputs(pl_vm_hooks(r->vm) ? "\n" : " none: the core's defaults decide\n", out);
+    fprintf(out, "affinity %s\n", affinity_of(r));
     for (int i = 0; i < r->hooks_n; i++) {
         const hook_report *h = &r->hooks[i];
         fprintf(out, "%-7s compiled: %s (%d traces)\n", pl_hook_name(h->hook), h->compiled,
@@ -433,10 +419,10 @@ static void print_json(const report *r, FILE *out)
         j = json_pack("{s:b, s:{s:s, s:s, s:s, s:i}}", "ok", 0, "error", "message", r->err.message,
                       "stage", r->err.stage, "file", r->err.file, "line", r->err.line);
     else
-        j = json_pack("{s:b, s:s, s:s, s:s, s:o, s:o, s:o}", "ok", 1, "policy", pl_vm_name(r->vm),
-                      "file", pl_policy_source_file(r->src), "sha256",
-                      pl_policy_source_sha256(r->src), "hooks", hooks_json(r), "compiled",
-                      compiled_json(r), "notes", notes_json(r));
+        j = json_pack("{s:b, s:s, s:s, s:s, s:s, s:o, s:o, s:o}", "ok", 1, "policy",
+                      pl_vm_name(r->vm), "file", pl_policy_source_file(r->src), "sha256",
+                      pl_policy_source_sha256(r->src), "affinity", affinity_of(r), "hooks",
+                      hooks_json(r), "compiled", compiled_json(r), "notes", notes_json(r));
     if (j)
         json_dumpf(j, out, JSON_INDENT(2));
     else
@@ -463,7 +449,8 @@ static int examine(report *r, pl_str name_or_file, const json_t *params, pl_shar
         rc = guarded(r->vm, CHECK_INSTRUCTIONS, every_hook, &r->err);
     if (rc == 0)
         write_notes(r);
-    static const int hot[] = {PL_HOOK_ADMIT, PL_HOOK_ROUTE, PL_HOOK_SCORE, PL_HOOK_DONE};
+    static const int hot[] = {PL_HOOK_ADMIT, PL_HOOK_SESSION, PL_HOOK_ROUTE,
+                              PL_HOOK_SCORE, PL_HOOK_RETAIN,  PL_HOOK_DONE};
     for (size_t i = 0; rc == 0 && i < sizeof hot / sizeof *hot; i++)
         if (pl_vm_hooks(r->vm) & 1u << hot[i])
             r->hooks[r->hooks_n++].hook = hot[i];

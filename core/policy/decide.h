@@ -23,6 +23,7 @@ typedef struct pl_decider_options {
     pl_breaker_options breaker;
     double max_wait_seconds;                  /* clamp for QUEUE, 30 */
     double max_retry_after_seconds;           /* clamp for SHED, 3600 */
+    double max_retention_seconds;             /* clamp for retain, 86,400 */
     double default_prefill_tokens_per_second; /* records, until measured: 8,000 */
     /* five errors in ten seconds suspend the policy for 1, 2, 4 .. 60 s; then one request probes it
      */
@@ -51,13 +52,23 @@ typedef struct pl_ask {
     pl_worker_state *tried[8]; /* engines that failed it: all their workers are out */
     int tried_n;
     int clamped; /* out: adds up over the request */
+    /* the session it names; event PL_SESSION_NONE: none. bound_index is the decider's to fill */
+    struct pl_session session;
+    pl_str session_parent; /* {NULL,0}: none */
+    pl_worker_state *pin;  /* where its session is bound; NULL: nowhere, or that is gone */
+    bool pin_must;   /* an engine's session: nowhere else (else a policy may spill, see below) */
+    bool wants_open; /* only workers that can hold one more session are eligible */
+    bool (*can_open)(void *ctx, const pl_worker_state *w); /* asked then */
+    void *can_open_ctx;
 } pl_ask;
 
 typedef enum pl_outcome_kind {
     PL_DECIDED,   /* worker is set */
     PL_ASK_QUEUE, /* all busy, or admit said so: wait at most wait_seconds */
     PL_ASK_SHED,  /* 503 with retry_after_seconds */
-    PL_NO_WORKER  /* nobody is healthy */
+    PL_NO_WORKER, /* nobody is healthy */
+    PL_PIN_LOST,  /* pin_must, and the pin cannot be picked for another reason than capacity */
+    PL_NO_SESSION_WORKER /* wants_open, and nobody could hold a session (others could serve) */
 } pl_outcome_kind;
 
 typedef struct pl_decision {
@@ -65,12 +76,48 @@ typedef struct pl_decision {
     pl_worker_state *worker;
     double wait_seconds, retry_after_seconds;
     bool all_busy;            /* with PL_ASK_QUEUE: for want of capacity, not by admit */
+    bool spilled;             /* another worker for this turn only: the pin was at its cap */
     double shrink_max_tokens; /* -1, or the output limit to put into the body */
     char reason[PL_REASON_MAX + 1];
-    bool by_policy; /* false: a fallback decided */
+    bool by_policy; /* false: the binding or a fallback decided */
 } pl_decision;
 
+/* With a pin: admit is asked as always; then, when the pin is eligible, it is the answer (reason
+ * "session") without route or score, unless the policy has declared affinity = "soft" and pin_must
+ * is false: then the policy's own choice counts (and the pin when it chose nobody or failed). A pin
+ * that is at its cap: pin_must waits (PL_ASK_QUEUE, all_busy); else the policy chooses another for
+ * this turn (reason "session_spill", unless route gave one; spilled: the binding is to stay). A pin
+ * that cannot be picked otherwise (pin_must without a pin is one): PL_PIN_LOST with pin_must,
+ * before anybody is asked, else as if there were none. A pin with pin_must needs no can_open. */
 void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out);
+
+/* The session hook: how long the session lives and of which kind it is to be. Without the hook, or
+ * after its failure: the given ttl and kind. Results are clamped to 1 ms .. max_ttl_seconds; a
+ * policy cannot make a session engine-backed that is bound router-only, or change a bound one's
+ * kind at all. ttl_seconds 0 from the hook (or nil's default 0): no affinity for this turn. */
+typedef struct pl_session_choice {
+    double ttl_seconds;
+    int kind; /* PL_ROUTER_ONLY, PL_ENGINE_BACKED */
+    bool by_policy;
+} pl_session_choice;
+void pl_decide_session(pl_decider *d, pl_ask *ask, double max_ttl_seconds,
+                       pl_session_choice *inout);
+
+/* The retain hook, after the choice of w: what it left out stays as given. Seconds are clamped to 0
+ * .. max_retention_seconds. */
+typedef struct pl_retain_choice {
+    double retention_seconds; /* -1: the body is left alone */
+    bool has_priority;
+    int32_t priority;
+} pl_retain_choice;
+bool pl_decider_wants_retain(const pl_decider *d);
+void pl_decide_retain(pl_decider *d, pl_ask *ask, pl_worker_state *w, pl_retain_choice *inout);
+
+/* The expire hook: PL_CLOSE (the default), PL_EXTEND with *seconds (1 ms .. max_ttl_seconds),
+ * PL_DROP. `names` gives the strings (tenant, session_id, session_parent; model empty). s->event
+ * NONE is shown as CLOSE. */
+int pl_decide_expire(pl_decider *d, const struct pl_session *s, const pl_request_view *names,
+                     double max_ttl_seconds, double *seconds);
 
 /* A fault: what to do (enum pl_action, validated against the table of the design), with its
  * argument. */

@@ -23,6 +23,7 @@ void pl_decider_options_default(pl_decider_options *o)
     *o = (pl_decider_options){.breaker = pl_breaker_default,
                               .max_wait_seconds = 30,
                               .max_retry_after_seconds = 3600,
+                              .max_retention_seconds = 86400,
                               .default_prefill_tokens_per_second = 8000,
                               .strikes = 5,
                               .strike_window_seconds = 10,
@@ -181,32 +182,37 @@ void pl_decider_failed(pl_decider *d, int hook, const pl_vm_error *err, uint64_t
            err->message);
 }
 
-/* --- degrade --- */
+bool pl_decider_has(const pl_decider *d, int hook)
+{
+    return pl_decider_may_ask(d) && pl_vm_hooks(d->vm) & 1u << hook;
+}
 
-#define BIT(action) (1u << (action))
+void pl_decider_called(pl_decider *d, int hook, uint64_t from_ns, int rc, const pl_vm_error *err)
+{
+    observe(d, hook, pl_now_ns() - from_ns);
+    if (rc < 0)
+        pl_decider_failed(d, hook, err, pl_clock_now_ns(d->o.clock));
+}
+
+/* --- degrade --- */
 
 /* What degrade answered, or PL_DEFAULT with arg -1. */
 static int ask_degrade(pl_decider *d, pl_ask *ask, const struct pl_fault *fault, double *arg)
 {
-    uint64_t now_ns = pl_clock_now_ns(d->o.clock);
     *arg = -1;
-    if (!pl_decider_may_ask(d) || !(pl_vm_hooks(d->vm) & BIT(PL_HOOK_DEGRADE)))
+    if (!pl_decider_has(d, PL_HOOK_DEGRADE))
         return PL_DEFAULT;
     pl_records *r = pl_vm_records(d->vm);
     pl_vm_error err;
-    r->fleet->n = r->fleet->eligible = 0; /* this hook sees no fleet */
-    pl_vm_bind(d->vm, &ask->strings);
-    *r->req = ask->req;
+    pl_refresh_alone(d, ask);
     *r->fault = *fault;
     uint64_t from = pl_now_ns();
     int rc = pl_vm_degrade(d->vm, &err);
-    observe(d, PL_HOOK_DEGRADE, pl_now_ns() - from);
     if (rc == 0)
         rc = pl_verdict_judge_fault(d->vm, &err);
-    if (rc < 0) {
-        pl_decider_failed(d, PL_HOOK_DEGRADE, &err, now_ns);
+    pl_decider_called(d, PL_HOOK_DEGRADE, from, rc, &err);
+    if (rc < 0)
         return PL_DEFAULT;
-    }
     *arg = r->verdict->arg;
     return (int)r->verdict->action;
 }
@@ -240,7 +246,7 @@ int pl_decide_fault(pl_decider *d, pl_ask *ask, const struct pl_fault *fault, do
 
 bool pl_decider_wants_done(const pl_decider *d)
 {
-    return pl_decider_may_ask(d) && pl_vm_hooks(d->vm) & BIT(PL_HOOK_DONE);
+    return pl_decider_has(d, PL_HOOK_DONE);
 }
 
 static int generation_of(const pl_ask *ask, int slot)
@@ -257,17 +263,13 @@ void pl_decide_done(pl_decider *d, pl_ask *ask, const struct pl_outcome *outcome
         return;
     pl_records *r = pl_vm_records(d->vm);
     pl_vm_error err;
-    r->fleet->n = r->fleet->eligible = 0;
-    pl_vm_bind(d->vm, &ask->strings);
-    *r->req = ask->req;
+    pl_refresh_alone(d, ask);
     *r->outcome = *outcome;
     r->outcome->generation = generation_of(ask, outcome->slot);
     r->outcome->clamped = ask->clamped;
     uint64_t from = pl_now_ns();
     int rc = pl_vm_done(d->vm, &err);
-    observe(d, PL_HOOK_DONE, pl_now_ns() - from);
-    if (rc < 0)
-        pl_decider_failed(d, PL_HOOK_DONE, &err, pl_clock_now_ns(d->o.clock));
+    pl_decider_called(d, PL_HOOK_DONE, from, rc, &err);
 }
 
 /* --- tick: the hook, save, rebuilding --- */
@@ -279,11 +281,9 @@ static void save(pl_decider *d, uint64_t now_ns)
     d->saved_ns = now_ns;
     uint64_t from = pl_now_ns();
     int rc = pl_vm_save(d->vm, &carry, &err);
-    observe(d, PL_HOOK_SAVE, pl_now_ns() - from);
-    if (rc < 0) {
-        pl_decider_failed(d, PL_HOOK_SAVE, &err, now_ns);
+    pl_decider_called(d, PL_HOOK_SAVE, from, rc, &err);
+    if (rc < 0)
         return;
-    }
     json_decref(d->carry);
     d->carry = carry;
 }
@@ -326,15 +326,12 @@ void pl_decider_tick(pl_decider *d, double now_seconds)
         rebuild(d, now_ns);
     if (!pl_decider_may_ask(d))
         return;
-    uint32_t hooks = pl_vm_hooks(d->vm);
-    if (hooks & BIT(PL_HOOK_TICK)) {
+    if (pl_decider_has(d, PL_HOOK_TICK)) {
         pl_vm_error err;
         uint64_t from = pl_now_ns();
         int rc = pl_vm_tick(d->vm, now_seconds, &err);
-        observe(d, PL_HOOK_TICK, pl_now_ns() - from);
-        if (rc < 0)
-            pl_decider_failed(d, PL_HOOK_TICK, &err, now_ns);
+        pl_decider_called(d, PL_HOOK_TICK, from, rc, &err);
     }
-    if (hooks & BIT(PL_HOOK_SAVE) && now_ns - d->saved_ns >= SAVE_EVERY_NS && pl_decider_may_ask(d))
+    if (pl_decider_has(d, PL_HOOK_SAVE) && now_ns - d->saved_ns >= SAVE_EVERY_NS)
         save(d, now_ns);
 }

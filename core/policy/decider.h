@@ -1,5 +1,5 @@
 /* The inside of a decider, shared by decide.c (the flow), refresh.c (records) and decider.c
- * (housekeeping, the other hooks). */
+ * (housekeeping, degrade, done, tick) and session_hooks.c (session, retain, expire). */
 #ifndef PL_DECIDER_H
 #define PL_DECIDER_H
 
@@ -28,7 +28,25 @@ typedef struct pl_crowd {
     int eligible, busy;
 } pl_crowd;
 
+/* Where a request stands whose session is bound. */
+typedef enum pl_pin {
+    PL_PIN_NONE, /* not bound, or as if it were not */
+    PL_PIN_HELD, /* the answer */
+    PL_PIN_SOFT, /* could be the answer; the policy chooses */
+    PL_PIN_FULL, /* at its cap: another serves this turn */
+    PL_PIN_WAIT, /* at its cap, and no other may */
+    PL_PIN_OUT   /* cannot be picked, and no other may */
+} pl_pin;
+
 /* --- refresh.c --- */
+/* Of the ask's session, without looking at what the policy wants (SOFT is never answered). */
+pl_pin pl_refresh_pin(const pl_decider *d, const pl_ask *ask, uint64_t now_ns);
+/* For a hook that sees no fleet: the request and its session. */
+void pl_refresh_alone(pl_decider *d, pl_ask *ask);
+/* For a hook that sees one worker. */
+void pl_refresh_one(pl_decider *d, pl_ask *ask, pl_worker_state *w, uint64_t now_ns);
+/* Are there workers that could serve, but not open a session? */
+bool pl_refresh_others(const pl_decider *d, const pl_ask *ask, uint64_t now_ns);
 /* Fills the records from the fleet and binds the request's strings. */
 pl_crowd pl_refresh(pl_decider *d, pl_ask *ask, uint64_t now_ns);
 /* Counts only, for decisions without a policy. */
@@ -43,5 +61,9 @@ void pl_decider_clamped(pl_decider *d, pl_ask *ask, int hook, int n);
 /* Books the entry that began at from_ns (machine clock): which hooks ran and how long. */
 void pl_decider_timed(pl_decider *d, uint32_t skip, uint64_t from_ns, bool ok);
 void pl_decider_count(_Atomic uint64_t *counter);
+/* Books one entry for one hook: a call, its time, and its error when rc < 0. */
+void pl_decider_called(pl_decider *d, int hook, uint64_t from_ns, int rc, const pl_vm_error *err);
+/* May this hook be called: is it there, the VM usable and the policy not suspended? */
+bool pl_decider_has(const pl_decider *d, int hook);
 
 #endif

@@ -20,6 +20,13 @@ typedef struct why_cache {
     int why;
 } why_cache;
 
+/* What an engine holds already needs no room there. */
+__attribute__((noinline)) static bool cannot_open(const pl_ask *ask, const pl_worker_state *w)
+{
+    return ask->can_open && !(ask->pin_must && w == ask->pin) &&
+           !ask->can_open(ask->can_open_ctx, w);
+}
+
 static int why_not(const pl_ask *ask, const pl_breaker_options *breaker, const pl_worker_state *w,
                    uint64_t now_ns, why_cache *last)
 {
@@ -30,6 +37,9 @@ static int why_not(const pl_ask *ask, const pl_breaker_options *breaker, const p
     }
     if (last->why != PL_WHY_ELIGIBLE)
         return last->why;
+    /* before the cap: waiting for room would not help */
+    if (__builtin_expect(ask->wants_open, 0) && cannot_open(ask, w))
+        return PL_WHY_NO_SESSIONS;
     return pl_worker_at_capacity(w) ? PL_WHY_AT_CAPACITY : PL_WHY_ELIGIBLE;
 }
 
@@ -46,7 +56,10 @@ static pl_str name_of(void *ctx, int index)
     return pl_str_c(m->workers[index]->name);
 }
 
-static void fill_worker(struct pl_worker *r, const pl_worker_state *w, int index, int why,
+/* The compiler's own judgement ends when there are two callers; the loop of pl_refresh is hot. */
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE void fill_worker(struct pl_worker *r, const pl_worker_state *w, int index, int why,
                         double default_rate)
 {
     const pl_engine *e = w->engine;
@@ -70,6 +83,92 @@ static void fill_worker(struct pl_worker *r, const pl_worker_state *w, int index
     r->eligible = why == PL_WHY_ELIGIBLE;
 }
 
+/* Index of the worker that the session is bound to; -1 when there is none, or it left. */
+static int bound_index(const pl_ask *ask, int n)
+{
+    if (ask->session.event == PL_SESSION_NONE || ask->session.bound_slot < 0)
+        return -1;
+    for (int i = 0; i < n; i++) {
+        const pl_worker_state *w = ask->model->workers[i];
+        if (w->slot == ask->session.bound_slot && w->generation == ask->session.bound_generation)
+            return i;
+    }
+    return -1;
+}
+
+/* Binds the request's strings, its record and that of its session; the fleet is left alone. */
+INLINE void fill_request(pl_decider *d, pl_ask *ask, int bound_index)
+{
+    pl_records *r = pl_vm_records(d->vm);
+    if (ask->session.event == PL_SESSION_NONE) {
+        r->session->event = PL_SESSION_NONE; /* req.session is nil */
+    } else {
+        ask->strings.session_parent = ask->session_parent;
+        *r->session = ask->session;
+        r->session->bound_index = bound_index;
+    }
+    pl_vm_bind(d->vm, &ask->strings);
+    *r->req = ask->req;
+}
+
+void pl_refresh_alone(pl_decider *d, pl_ask *ask)
+{
+    pl_records *r = pl_vm_records(d->vm);
+    r->fleet->n = r->fleet->eligible = 0;
+    fill_request(d, ask, -1);
+}
+
+static pl_str name_of_one(void *ctx, int index)
+{
+    const pl_worker_state *w = ctx;
+    return pl_str_c(w->name);
+}
+
+void pl_refresh_one(pl_decider *d, pl_ask *ask, pl_worker_state *w, uint64_t now_ns)
+{
+    pl_records *r = pl_vm_records(d->vm);
+    why_cache last = {NULL, 0};
+    int why = why_not(ask, &d->o.breaker, w, now_ns, &last);
+    bool bound =
+        w->slot == ask->session.bound_slot && w->generation == ask->session.bound_generation;
+    ask->strings.worker_name = name_of_one;
+    ask->strings.worker_ctx = w;
+    fill_request(d, ask, bound ? 0 : -1);
+    fill_worker(&r->workers[0], w, 0, why, d->o.default_prefill_tokens_per_second);
+    r->fleet->n = 1;
+    r->fleet->eligible = r->workers[0].eligible;
+}
+
+pl_pin pl_refresh_pin(const pl_decider *d, const pl_ask *ask, uint64_t now_ns)
+{
+    why_cache last = {NULL, 0};
+    pl_pin none = ask->pin_must ? PL_PIN_OUT : PL_PIN_NONE;
+    int n = candidates(ask);
+    for (int i = 0; ask->pin && i < n; i++) {
+        if (ask->model->workers[i] != ask->pin)
+            continue;
+        switch (why_not(ask, &d->o.breaker, ask->pin, now_ns, &last)) {
+        case PL_WHY_ELIGIBLE:
+            return PL_PIN_HELD;
+        case PL_WHY_AT_CAPACITY:
+            return ask->pin_must ? PL_PIN_WAIT : PL_PIN_FULL;
+        default:
+            return none;
+        }
+    }
+    return none;
+}
+
+bool pl_refresh_others(const pl_decider *d, const pl_ask *ask, uint64_t now_ns)
+{
+    why_cache last = {NULL, 0};
+    for (int i = 0; ask->wants_open && i < candidates(ask); i++)
+        if (why_not(ask, &d->o.breaker, ask->model->workers[i], now_ns, &last) ==
+            PL_WHY_NO_SESSIONS)
+            return true;
+    return false;
+}
+
 pl_crowd pl_refresh(pl_decider *d, pl_ask *ask, uint64_t now_ns)
 {
     uint64_t from = d->refreshes++ % SAMPLE_EVERY ? 0 : pl_now_ns();
@@ -79,8 +178,7 @@ pl_crowd pl_refresh(pl_decider *d, pl_ask *ask, uint64_t now_ns)
     why_cache last = {NULL, 0};
     ask->strings.worker_name = name_of;
     ask->strings.worker_ctx = (void *)(uintptr_t)ask->model;
-    pl_vm_bind(d->vm, &ask->strings);
-    *r->req = ask->req;
+    fill_request(d, ask, bound_index(ask, n));
     for (int i = 0; i < n; i++) {
         const pl_worker_state *w = ask->model->workers[i];
         int why = why_not(ask, &d->o.breaker, w, now_ns, &last);

@@ -36,6 +36,7 @@ static void give_reason(const struct pl_verdict *v, pl_judged *out)
     } else if (good_reason(v->reason, v->reason_len)) {
         memcpy(out->reason, v->reason, (size_t)v->reason_len);
         out->reason[v->reason_len] = 0;
+        out->own_reason = true;
     } else {
         strcpy(out->reason, pl_hook_name(PL_HOOK_ROUTE));
         out->clamped[PL_HOOK_ROUTE]++;
@@ -156,7 +157,7 @@ static void list_allowed(uint32_t allowed, char *out, size_t cap)
     }
 }
 
-int pl_verdict_judge_fault(pl_vm *vm, pl_vm_error *err)
+static const char *fault_name(int kind)
 {
     static const char *const kinds[] = {
         [PL_NO_SESSION_ENGINE] = "pl.NO_SESSION_ENGINE",
@@ -166,6 +167,11 @@ int pl_verdict_judge_fault(pl_vm *vm, pl_vm_error *err)
         [PL_ALL_BUSY] = "pl.ALL_BUSY",
         [PL_INDEX_STALE] = "pl.INDEX_STALE",
     };
+    return kinds[kind];
+}
+
+int pl_verdict_judge_fault(pl_vm *vm, pl_vm_error *err)
+{
     const pl_records *r = pl_vm_records(vm);
     double action = r->verdict->action;
     uint32_t allowed = rule_of(r->fault).allowed;
@@ -174,7 +180,7 @@ int pl_verdict_judge_fault(pl_vm *vm, pl_vm_error *err)
         (action > 0 && action < 32 && action == floor(action) && allowed & BIT((uint32_t)action)))
         return 0;
     list_allowed(allowed, may, sizeof may);
-    return pl_vm_hook_error(vm, PL_HOOK_DEGRADE, err,
-                            "degrade answered action %.17g, but for %s it may answer %s", action,
-                            kinds[r->fault->kind], may);
+    return pl_vm_hook_error(
+        vm, PL_HOOK_DEGRADE, err, "degrade answered action %.17g, but for %s%s it may answer %s",
+        action, fault_name(r->fault->kind), r->fault->delta ? " with fault.delta" : "", may);
 }

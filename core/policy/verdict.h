@@ -1,4 +1,4 @@
-/* Judges what the admit, route, score and degrade hooks answered: ranges, eligibility, NaN, clamps.
+/* Judges what the hooks answered: ranges, eligibility, NaN, clamps.
  * Used for live decisions and for made-up ones (check, self-test). */
 #ifndef PL_VERDICT_H
 #define PL_VERDICT_H
@@ -16,6 +16,7 @@ typedef struct pl_judged {
     int index;                  /* of the worker; -1: the policy chose none */
     int hook;                   /* that chose it */
     int clamped[PL_HOOK_COUNT]; /* corrections made, by hook */
+    bool own_reason;            /* route gave one that can be used */
     char reason[PL_REASON_MAX + 1];
 } pl_judged;
 

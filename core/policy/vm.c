@@ -148,11 +148,12 @@ static int load_policy(lua_State *L)
     lua_getfield(L, 1, "check");
     lua_insert(L, -2);
     pl_json_push(L, pl_source_params(vm->src));
-    lua_call(L, 2, 4);
-    // stack: boot, name, hooks, temperature, lines
+    lua_call(L, 2, 5);
+    // stack: boot, name, hooks, temperature, lines, soft
     snprintf(vm->name, sizeof vm->name, "%s", lua_tostring(L, 2));
     vm->hooks = (uint32_t)lua_tonumber(L, 3);
     vm->temperature = lua_tonumber(L, 4);
+    vm->soft = lua_toboolean(L, 6);
     for (int i = 0; i < PL_HOOK_COUNT; i++) {
         lua_rawgeti(L, 5, i);
         vm->hook_lines[i] = (int)lua_tonumber(L, -1);
@@ -230,7 +231,9 @@ int pl_vm_new(pl_policy_source *src, const pl_vm_options *o, pl_vm **out, pl_vm_
     return 0;
 }
 
-/* Protected: init, then the harness; answers the four functions that C calls often. */
+#define ENTRIES (PL_SLOTS_END - PL_SLOT_DECIDE) /* functions that C calls often */
+
+/* Protected: init, then the harness; answers the functions of the slots from DECIDE on. */
 static int run_init(lua_State *L)
 {
     pl_vm *vm = pl_vm_of(L);
@@ -241,12 +244,12 @@ static int run_init(lua_State *L)
     lua_pushnumber(L, vm->options.loops);
     /* as much of the seed as a number holds exactly */
     lua_pushnumber(L, (double)(vm->options.seed >> 11));
-    lua_call(L, 4, 5);
-    // stack: boot, decide, degrade, done, tick, save
+    lua_call(L, 4, ENTRIES + 1);
+    // stack: boot, decide, degrade, done, tick, session, retain, expire, save
     lua_rawseti(L, LUA_REGISTRYINDEX, PL_REGISTRY_SAVE);
     lua_gc(L, LUA_GCCOLLECT, 0);
     lua_gc(L, LUA_GCSTOP, 0);
-    return 4;
+    return ENTRIES;
 }
 
 int pl_vm_init(pl_vm *vm, const json_t *carry, pl_vm_error *err)
@@ -254,7 +257,7 @@ int pl_vm_init(pl_vm *vm, const json_t *carry, pl_vm_error *err)
     lua_settop(vm->L, PL_SLOT_RUN);
     vm->rng = vm->own_rng;
     pl_vm_budget_begin(vm, LOAD_INSTRUCTIONS);
-    int rc = pl_vm_protected(vm, run_init, (void *)(uintptr_t)carry, 4, "init", err);
+    int rc = pl_vm_protected(vm, run_init, (void *)(uintptr_t)carry, ENTRIES, "init", err);
     pl_vm_budget_end(vm);
     vm->own_rng = vm->rng;
     if (rc < 0)
@@ -294,6 +297,11 @@ uint32_t pl_vm_hooks(const pl_vm *vm)
 double pl_vm_temperature(const pl_vm *vm)
 {
     return vm->temperature;
+}
+
+bool pl_vm_soft(const pl_vm *vm)
+{
+    return vm->soft;
 }
 
 size_t pl_vm_memory_used(const pl_vm *vm)
@@ -416,7 +424,7 @@ int pl_vm_decide(pl_vm *vm, uint32_t skip, pl_vm_error *err)
     struct pl_verdict *v = vm->records.verdict;
     v->skip = (int32_t)skip;
     v->admit_ns = 0;
-    if (!(vm->hooks & (1u << PL_HOOK_ADMIT | 1u << PL_HOOK_ROUTE | 1u << PL_HOOK_SCORE))) {
+    if (!(vm->hooks & ~skip & (1u << PL_HOOK_ADMIT | 1u << PL_HOOK_ROUTE | 1u << PL_HOOK_SCORE))) {
         v->action = 0;
         v->routed = v->scored = v->reason_len = 0;
         return 0;
@@ -424,13 +432,36 @@ int pl_vm_decide(pl_vm *vm, uint32_t skip, pl_vm_error *err)
     return enter(vm, PL_SLOT_DECIDE, PL_HOOK_SCORE, err);
 }
 
+/* One of the hooks that answer into arg and action. */
+static int enter_asked(pl_vm *vm, int slot, int hook, pl_vm_error *err)
+{
+    struct pl_verdict *v = vm->records.verdict;
+    v->action = PL_DEFAULT;
+    v->arg = -1;
+    v->given = 0;
+    if (!(vm->hooks & 1u << hook))
+        return 0;
+    return enter(vm, slot, hook, err);
+}
+
 int pl_vm_degrade(pl_vm *vm, pl_vm_error *err)
 {
-    vm->records.verdict->action = PL_DEFAULT;
-    vm->records.verdict->arg = -1;
-    if (!(vm->hooks & 1u << PL_HOOK_DEGRADE))
-        return 0;
-    return enter(vm, PL_SLOT_DEGRADE, PL_HOOK_DEGRADE, err);
+    return enter_asked(vm, PL_SLOT_DEGRADE, PL_HOOK_DEGRADE, err);
+}
+
+int pl_vm_session(pl_vm *vm, pl_vm_error *err)
+{
+    return enter_asked(vm, PL_SLOT_SESSION, PL_HOOK_SESSION, err);
+}
+
+int pl_vm_retain(pl_vm *vm, pl_vm_error *err)
+{
+    return enter_asked(vm, PL_SLOT_RETAIN, PL_HOOK_RETAIN, err);
+}
+
+int pl_vm_expire(pl_vm *vm, pl_vm_error *err)
+{
+    return enter_asked(vm, PL_SLOT_EXPIRE, PL_HOOK_EXPIRE, err);
 }
 
 int pl_vm_done(pl_vm *vm, pl_vm_error *err)

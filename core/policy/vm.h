@@ -70,6 +70,7 @@ void pl_vm_free(pl_vm *vm);
 const char *pl_vm_name(const pl_vm *vm); /* policy.name, else the file's */
 uint32_t pl_vm_hooks(const pl_vm *vm);   /* bit 1 << enum pl_hook */
 double pl_vm_temperature(const pl_vm *vm);
+bool pl_vm_soft(const pl_vm *vm); /* affinity = "soft" */
 size_t pl_vm_memory_used(const pl_vm *vm);
 pl_policy_source *pl_vm_source(const pl_vm *vm); /* borrowed */
 const pl_vm_options *pl_vm_options_of(const pl_vm *vm);
@@ -101,6 +102,7 @@ pl_records *pl_vm_records(pl_vm *vm);
  * find_header and find_member may be NULL. */
 typedef struct pl_request_view {
     pl_str model, tenant, path, id, session_id;
+    pl_str session_parent; /* in a pl_ask: filled by the decider */
     pl_str (*find_header)(void *ctx, pl_str name);
     pl_str (*find_member)(void *ctx, pl_str name);
     void *ctx; /* of find_header and find_member */
@@ -119,6 +121,9 @@ void pl_vm_set_dry(pl_vm *vm, bool dry);
  * (verdict->hook names the hook; err says why). */
 int pl_vm_decide(pl_vm *vm, uint32_t skip, pl_vm_error *err);
 int pl_vm_degrade(pl_vm *vm, pl_vm_error *err); /* records->fault in, verdict out */
+int pl_vm_session(pl_vm *vm, pl_vm_error *err); /* records->session in, verdict out */
+int pl_vm_retain(pl_vm *vm, pl_vm_error *err);  /* records->workers[0] is w */
+int pl_vm_expire(pl_vm *vm, pl_vm_error *err);  /* records->session in, verdict out */
 int pl_vm_done(pl_vm *vm, pl_vm_error *err);    /* records->req and outcome */
 int pl_vm_tick(pl_vm *vm, double now_seconds, pl_vm_error *err);
 

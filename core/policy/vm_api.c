@@ -61,6 +61,12 @@ static const char *req_session_id(void *p, int32_t *n)
     return answer(s.n ? s : (pl_str){NULL, 0}, n);
 }
 
+static const char *session_parent_id(void *p, int32_t *n)
+{
+    pl_str s = ((pl_vm *)p)->view.session_parent;
+    return answer(s.n ? s : (pl_str){NULL, 0}, n);
+}
+
 static const char *req_header(void *p, const char *name, int32_t name_len, int32_t *n)
 {
     pl_vm *vm = p;
@@ -283,6 +289,7 @@ const struct pl_api pl_vm_api = {
     .req_path = req_path,
     .req_id = req_id,
     .req_session_id = req_session_id,
+    .session_parent_id = session_parent_id,
     .req_header = req_header,
     .req_member = req_member,
     .worker_name = worker_name,

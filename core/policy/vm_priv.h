@@ -20,6 +20,10 @@ enum {
     PL_SLOT_DEGRADE,
     PL_SLOT_DONE,
     PL_SLOT_TICK,
+    PL_SLOT_SESSION,
+    PL_SLOT_RETAIN,
+    PL_SLOT_EXPIRE,
+    PL_SLOTS_END,
 };
 
 /* Integer keys of the registry. */
@@ -48,6 +52,7 @@ struct pl_vm {
     pl_rng own_rng; /* for calls without a request */
     uint32_t hooks;
     double temperature;
+    bool soft; /* affinity = "soft" */
     char name[65];
     int hook_lines[PL_HOOK_COUNT]; /* first lines of the hooks */
     const char *stage;             /* names the phase in errors while loading */

@@ -1,5 +1,5 @@
-/* The memory store (store.h): all sessions of one process. Not used by the proxy yet. Any thread
- * may call; whoever drives time calls advance. 256 shards (shard.c) by the top bits of the name's
+/* The memory store (store.h): all sessions of one process. Any thread may call;
+ * whoever drives time calls advance. 256 shards (shard.c) by the top bits of the name's
  * hash, a lock each, never two at once; expired() runs with none held. The hash is seeded per
  * store, so that nobody outside can pile names into one shard.
  *
@@ -20,6 +20,8 @@
 #define SHARD_BITS 8
 #define SHARDS     (1u << SHARD_BITS)
 #define BATCH      32         /* records that one sweep looks at under one lock */
+#define LIST_LOOK  65536      /* records that one call of list looks at, a shard counts as one */
+#define LIST_HOLD  256        /* of them under one lock */
 #define STALE      UINT32_MAX /* not a record: oldest_use[] has to be computed anew */
 
 typedef struct part {
@@ -163,8 +165,13 @@ static bool evict(memory *m)
 static bool valid_binding(const pl_binding *b)
 {
     return b->slot >= 0 && b->rank >= 0 && b->rank <= PL_SESSION_MAX_RANK && b->ttl_ms > 0 &&
-           b->ttl_ms <= PL_SESSION_MAX_TTL_MS &&
+           b->ttl_ms <= PL_SESSION_MAX_TTL_MS && b->note.n <= sizeof b->note.bytes &&
            (b->kind == PL_SESSION_ROUTER_ONLY || b->kind == PL_SESSION_ENGINE_BACKED);
+}
+
+static bool valid_lease(const pl_store_call *c)
+{
+    return c->owner && c->lease_ms > 0 && c->lease_ms <= PL_SESSION_MAX_TTL_MS;
 }
 
 /* Does the call's condition hold for what is there? Fills old with it. */
@@ -182,11 +189,14 @@ static int check(pl_store_call *c, const part *p, pl_shard_ref ref)
 
 static int put(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now_ns)
 {
-    if (!valid_binding(&c->binding))
+    pl_session_kind kind = c->binding.kind;
+    if (!valid_binding(&c->binding) ||
+        (c->owner && (!valid_lease(c) || kind != PL_SESSION_ENGINE_BACKED)))
         return PL_EINVALID;
-    pl_binding gone = {0};
+    pl_binding gone;
     bool room = false;
     int err;
+    gone.version = 0;
     for (;;) {
         part *p = lock_part(m, k->hash);
         pl_shard_ref ref = find_live(m, p, k, now_ns, &gone);
@@ -200,6 +210,8 @@ static int put(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now_
             }
             continue; /* the lock was free meanwhile: look again */
         }
+        if (!err && kind == PL_SESSION_ENGINE_BACKED && !pl_shard_extra_ready(&p->shard))
+            err = PL_ENOMEM;
         if (!err && !ref) {
             if ((ref = pl_shard_insert(&p->shard, k)))
                 room = false; /* used */
@@ -209,11 +221,12 @@ static int put(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now_
         if (!err) {
             if (c->had_old && c->old.kind == PL_SESSION_ENGINE_BACKED)
                 p->engine_backed--;
-            if (c->binding.kind == PL_SESSION_ENGINE_BACKED)
+            if (kind == PL_SESSION_ENGINE_BACKED)
                 p->engine_backed++;
             if (p->oldest == ref)
                 p->oldest = STALE; /* the same number, another use */
-            pl_shard_bind(&p->shard, ref, &c->binding, now_ns);
+            pl_shard_bind(&p->shard, ref, &c->binding, now_ns, c->owner,
+                          now_ns + c->lease_ms * 1000000ull);
         }
         unlock_part(m, p);
         break;
@@ -226,7 +239,8 @@ static int put(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now_
 
 static int take_out(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now_ns)
 {
-    pl_binding gone = {0};
+    pl_binding gone;
+    gone.version = 0;
     part *p = lock_part(m, k->hash);
     pl_shard_ref ref = find_live(m, p, k, now_ns, &gone);
     int err = check(c, p, ref);
@@ -243,27 +257,62 @@ static int take_out(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t
 
 static int look(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now_ns)
 {
-    pl_binding gone = {0};
+    pl_binding gone;
+    gone.version = 0;
     part *p = lock_part(m, k->hash);
     pl_shard_ref ref = find_live(m, p, k, now_ns, &gone);
     if (ref) {
+        uint64_t used_ns = pl_shard_used_ns(&p->shard, ref);
         if (c->op == PL_STORE_GET) {
             pl_shard_touch(&p->shard, ref, now_ns);
             if (p->oldest == ref)
                 p->oldest = STALE; /* it is the only one, or moved within its second */
         }
         pl_shard_read(&p->shard, ref, &c->binding);
+        c->binding.used_at_ns = used_ns;
     }
     unlock_part(m, p);
     report(m, &c->name, &gone);
     return ref ? 0 : PL_ENOTFOUND;
 }
 
+static int turn(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now_ns)
+{
+    pl_note note = {0};
+    bool lease = c->op == PL_STORE_LEASE;
+    if (lease ? !valid_lease(c) : !c->owner || c->binding.note.n > sizeof note.bytes)
+        return PL_EINVALID;
+    if (!lease)
+        note = c->binding.note;
+    pl_binding gone;
+    gone.version = 0;
+    part *p = lock_part(m, k->hash);
+    pl_shard_ref ref = find_live(m, p, k, now_ns, &gone);
+    int err = PL_ENOTFOUND;
+    if (ref && pl_shard_engine_backed(&p->shard, ref)) {
+        uint64_t used_ns = pl_shard_used_ns(&p->shard, ref);
+        if (lease)
+            err =
+                pl_shard_lease(&p->shard, ref, c->owner, now_ns, now_ns + c->lease_ms * 1000000ull)
+                    ? 0
+                    : PL_EBUSY;
+        else if (pl_shard_release(&p->shard, ref, c->owner, &note, now_ns))
+            err = 0;
+        if (err != PL_ENOTFOUND) {
+            pl_shard_read(&p->shard, ref, &c->binding);
+            c->binding.used_at_ns = used_ns;
+        }
+    }
+    unlock_part(m, p);
+    report(m, &c->name, &gone);
+    return err;
+}
+
 static int memory_start(pl_store *s, pl_store_call *c)
 {
     memory *m = (memory *)s;
     pl_shard_key k;
-    c->had_old = false;
+    c->had_old = c->stale = false;
     c->result = key_of(m, &c->name, &k);
     if (c->result)
         return c->result;
@@ -279,6 +328,10 @@ static int memory_start(pl_store *s, pl_store_call *c)
     case PL_STORE_REMOVE:
         c->result = take_out(m, c, &k, now_ns);
         break;
+    case PL_STORE_LEASE:
+    case PL_STORE_RELEASE:
+        c->result = turn(m, c, &k, now_ns);
+        break;
     default:
         c->result = PL_EINVALID;
     }
@@ -291,10 +344,16 @@ static void memory_cancel(pl_store *s, pl_store_call *c)
     (void)c; /* nothing is ever pending */
 }
 
+/* A session copied out of its shard, for callbacks that run without the lock. */
 typedef struct due {
     pl_binding binding;
     pl_shard_key key;
 } due;
+
+static pl_session_name name_in(const pl_shard_key *k)
+{
+    return (pl_session_name){{k->bytes, k->tenant_n}, {k->bytes + k->tenant_n, k->n - k->tenant_n}};
+}
 
 /* A batch of one shard; false when nothing more is due there. */
 static bool sweep(memory *m, part *p, uint64_t now_ns, due *list)
@@ -311,9 +370,7 @@ static bool sweep(memory *m, part *p, uint64_t now_ns, due *list)
     }
     unlock_part(m, p);
     for (int i = 0; i < n; i++) {
-        pl_shard_key *k = &list[i].key;
-        pl_session_name name = {{k->bytes, k->tenant_n},
-                                {k->bytes + k->tenant_n, k->n - k->tenant_n}};
+        pl_session_name name = name_in(&list[i].key);
         report(m, &name, &list[i].binding);
     }
     return budget <= 0;
@@ -334,6 +391,60 @@ static void memory_advance(pl_store *s)
             left += !done[i];
         }
     }
+}
+
+/* Up to a batch of one shard from *at on into list; how many. *more: the shard has more. */
+static uint32_t page(part *p, pl_shard_ref *at, int *look, uint64_t now_ns, uint32_t want,
+                     due *list, bool *more)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&p->lock);
+    while (n < want && pl_shard_next(&p->shard, at, look)) {
+        if (pl_shard_expired(&p->shard, *at, now_ns))
+            continue; /* not found by a lookup either */
+        pl_shard_read(&p->shard, *at, &list[n].binding);
+        pl_shard_name(&p->shard, *at, &list[n++].key);
+    }
+    *more = *at < p->shard.unused - 1;
+    pthread_mutex_unlock(&p->lock);
+    return n;
+}
+
+/* The cursor is the shard's number and that of the last record that was looked at. */
+static int memory_list(pl_store *s, pl_store_list_call *c)
+{
+    memory *m = (memory *)s;
+    uint64_t now_ns = pl_clock_now_ns(m->o.clock);
+    uint64_t i = c->cursor >> 32;
+    pl_shard_ref at = (pl_shard_ref)c->cursor;
+    if (c->limit == 0 || c->limit > PL_STORE_LIST_MAX || i >= SHARDS)
+        return c->result = PL_EINVALID;
+    due list[BATCH];
+    uint32_t left = c->limit;
+    for (int budget = LIST_LOOK; left && budget > 0 && i < SHARDS;) {
+        int look = LIST_HOLD;
+        bool more;
+        uint32_t n =
+            page(&m->parts[i], &at, &look, now_ns, left < BATCH ? left : BATCH, list, &more);
+        for (uint32_t k = 0; k < n; k++) {
+            pl_session_name name = name_in(&list[k].key);
+            c->each(c, &name, &list[k].binding);
+        }
+        left -= n;
+        budget -= 1 + LIST_HOLD - look;
+        if (!more) {
+            i++;
+            at = 0;
+        }
+    }
+    c->cursor = i < SHARDS ? i << 32 | at : 0;
+    return c->result = 0;
+}
+
+static void memory_cancel_list(pl_store *s, pl_store_list_call *c)
+{
+    (void)s;
+    (void)c; /* as memory_cancel */
 }
 
 static void memory_stats(pl_store *s, pl_store_stats *out)
@@ -367,6 +478,8 @@ static const pl_store_ops memory_ops = {
     .name = "memory",
     .start = memory_start,
     .cancel = memory_cancel,
+    .list = memory_list,
+    .cancel_list = memory_cancel_list,
     .advance = memory_advance,
     .stats = memory_stats,
     .free = memory_free,

@@ -1,7 +1,8 @@
 /* A shard of the memory store: see shard.h. Called by memory.c with the shard's lock held.
  *
- * Records are 96 bytes in chunks that are never moved, named by 32-bit numbers; a name above 47
- * bytes is on the heap by itself. The table holds a number and 32 bits of hash for each, so that it
+ * Records are 112 bytes in chunks that are never moved, named by 32-bit numbers; a name above 47
+ * bytes is on the heap by itself, and what only engine-backed sessions have (lease and note) is in
+ * chunks of its own. The table holds a number and 32 bits of hash for each, so that it
  * grows without looking at a record.
  *
  * The wheel has six levels of 64 slots, each slot of a level as long as the whole level below. A
@@ -17,18 +18,25 @@
 #include <string.h>
 
 #define CHUNK_RECORDS 512u
+#define EXTRA_RECORDS 64u
 #define FIRST_TABLE   16u
 #define HEAD          0x80000000u /* prev is not a record but a slot: level * 64 + place */
 #define MAX_RECORDS   (HEAD - CHUNK_RECORDS)
 #define LONG_NAME_AT  7 /* where in name[] the pointer is: aligned, for leak checkers */
+#define MS_NS         1000000u
 #define SECOND_NS     1000000000u
 
-_Static_assert(sizeof(pl_shard_record) == 96, "a record is 96 bytes");
+_Static_assert(sizeof(pl_shard_record) == 112, "a record is 112 bytes");
 _Static_assert((offsetof(pl_shard_record, name) + LONG_NAME_AT) % sizeof(void *) == 0, "aligned");
 
 static pl_shard_record *record(const pl_shard *s, pl_shard_ref ref)
 {
     return &s->chunks[ref / CHUNK_RECORDS][ref % CHUNK_RECORDS];
+}
+
+static pl_shard_extra *extra_of(const pl_shard *s, const pl_shard_record *r)
+{
+    return &s->extra_chunks[r->extra / EXTRA_RECORDS][r->extra % EXTRA_RECORDS];
 }
 
 static size_t name_bytes(const pl_shard_record *r)
@@ -50,15 +58,25 @@ static const char *name_of(const pl_shard_record *r)
 
 /* --- the wheel --- */
 
-static uint64_t due_tick(uint64_t deadline_ns)
+/* When it expires: a lease holds it beyond its deadline. */
+static uint64_t ends_ns(const pl_shard *s, const pl_shard_record *r)
 {
+    if (!r->engine_backed)
+        return r->deadline_ns;
+    uint64_t lease_ends_ns = extra_of(s, r)->lease_ends_ns;
+    return lease_ends_ns > r->deadline_ns ? lease_ends_ns : r->deadline_ns;
+}
+
+static uint64_t due_tick(const pl_shard *s, const pl_shard_record *r)
+{
+    uint64_t deadline_ns = ends_ns(s, r);
     return deadline_ns / PL_SHARD_TICK_NS + (deadline_ns % PL_SHARD_TICK_NS != 0); /* never early */
 }
 
 static void wheel_put(pl_shard *s, pl_shard_ref ref)
 {
     pl_shard_record *r = record(s, ref);
-    uint64_t due = due_tick(r->deadline_ns);
+    uint64_t due = due_tick(s, r);
     if (due <= s->tick)
         due = s->tick + 1; /* a clock that was read before the sweep's */
     unsigned level = (63 - (unsigned)__builtin_clzll(due ^ s->tick)) / 6;
@@ -115,7 +133,7 @@ pl_shard_ref pl_shard_due(pl_shard *s, uint64_t now_ns, int *budget)
                     return 0;
                 --*budget;
                 pl_shard_ref ref = s->slots[level][place];
-                if (due_tick(record(s, ref)->deadline_ns) <= s->tick)
+                if (due_tick(s, record(s, ref)) <= s->tick)
                     return ref;
                 wheel_take(s, ref);
                 wheel_put(s, ref);
@@ -131,7 +149,7 @@ pl_shard_ref pl_shard_due(pl_shard *s, uint64_t now_ns, int *budget)
 
 static uint64_t used_ns(const pl_shard_record *r)
 {
-    return r->deadline_ns - r->ttl_ms * 1000000ull;
+    return r->deadline_ns - r->ttl_ms * (uint64_t)MS_NS;
 }
 
 static void order_put(pl_shard *s, pl_shard_ref ref)
@@ -224,6 +242,38 @@ static bool add_chunk(pl_shard *s)
     return true;
 }
 
+bool pl_shard_extra_ready(pl_shard *s)
+{
+    if (s->extra_freed || s->extra_unused < s->extra_chunks_n * EXTRA_RECORDS)
+        return true;
+    pl_shard_extra **chunks =
+        realloc(s->extra_chunks, (s->extra_chunks_n + 1) * sizeof *s->extra_chunks);
+    if (!chunks)
+        return false;
+    s->extra_chunks = chunks;
+    pl_shard_extra *chunk = malloc(EXTRA_RECORDS * sizeof *chunk);
+    if (!chunk)
+        return false;
+    s->extra_chunks[s->extra_chunks_n++] = chunk;
+    s->bytes += EXTRA_RECORDS * sizeof *chunk + sizeof *chunks;
+    return true;
+}
+
+static void extra_take(pl_shard *s, pl_shard_record *r)
+{
+    r->extra = s->extra_freed;
+    if (r->extra)
+        s->extra_freed = extra_of(s, r)->next;
+    else
+        r->extra = s->extra_unused++;
+}
+
+static void extra_give(pl_shard *s, pl_shard_record *r)
+{
+    extra_of(s, r)->next = s->extra_freed;
+    s->extra_freed = r->extra;
+}
+
 /* Nothing is held: what a peak has taken goes back, except what the next few need. */
 static void shrink(pl_shard *s)
 {
@@ -231,8 +281,12 @@ static void shrink(pl_shard *s)
         free(s->chunks[--s->chunks_n]);
         s->bytes -= CHUNK_RECORDS * sizeof(pl_shard_record) + sizeof *s->chunks;
     }
-    s->unused = 1;
-    s->freed = 0;
+    while (s->extra_chunks_n > 1) {
+        free(s->extra_chunks[--s->extra_chunks_n]);
+        s->bytes -= EXTRA_RECORDS * sizeof(pl_shard_extra) + sizeof *s->extra_chunks;
+    }
+    s->unused = s->extra_unused = 1;
+    s->freed = s->extra_freed = 0;
     if (s->mask >= CHUNK_RECORDS)
         table_resize(s, FIRST_TABLE); /* when that fails the old one serves */
 }
@@ -240,7 +294,8 @@ static void shrink(pl_shard *s)
 void pl_shard_init(pl_shard *s, uint64_t now_ns)
 {
     memset(s, 0, sizeof *s);
-    s->unused = 1;
+    s->unused = s->extra_unused = 1;
+    s->born_ns = now_ns;
     s->tick = now_ns / PL_SHARD_TICK_NS;
 }
 
@@ -253,6 +308,9 @@ void pl_shard_destroy(pl_shard *s)
     }
     for (uint32_t i = 0; i < s->chunks_n; i++)
         free(s->chunks[i]);
+    for (uint32_t i = 0; i < s->extra_chunks_n; i++)
+        free(s->extra_chunks[i]);
+    free(s->extra_chunks);
     free(s->chunks);
     free(s->table);
     memset(s, 0, sizeof *s);
@@ -310,74 +368,173 @@ pl_shard_ref pl_shard_insert(pl_shard *s, const pl_shard_key *k)
     return ref;
 }
 
-void pl_shard_bind(pl_shard *s, pl_shard_ref ref, pl_binding *b, uint64_t now_ns)
+static void open_now(const pl_shard *s, pl_shard_record *r, uint64_t now_ns)
+{
+    uint64_t ms = now_ns > s->born_ns ? (now_ns - s->born_ns) / MS_NS : 0;
+    r->opened_ms = (uint32_t)ms;
+    r->opened_high = (uint8_t)(ms >> 32);
+}
+
+static uint64_t opened_ns(const pl_shard *s, const pl_shard_record *r)
+{
+    return s->born_ns + ((uint64_t)r->opened_high << 32 | r->opened_ms) * MS_NS;
+}
+
+void pl_shard_bind(pl_shard *s, pl_shard_ref ref, pl_binding *b, uint64_t now_ns, uint64_t owner,
+                   uint64_t lease_ends_ns)
 {
     pl_shard_record *r = record(s, ref);
+    bool engine_backed = b->kind == PL_SESSION_ENGINE_BACKED;
     if (r->version) {
         wheel_take(s, ref);
-        if (r->kind == PL_SESSION_ROUTER_ONLY)
+        if (!r->engine_backed)
             order_take(s, ref);
+        else if (!engine_backed)
+            extra_give(s, r);
+    } else {
+        open_now(s, r, now_ns);
     }
-    b->deadline_ns = now_ns + b->ttl_ms * 1000000ull;
+    if (engine_backed && !(r->version && r->engine_backed))
+        extra_take(s, r);
+    b->deadline_ns = now_ns + b->ttl_ms * (uint64_t)MS_NS;
     b->version = ++s->versions;
+    b->opened_at_ns = opened_ns(s, r);
+    b->used_at_ns = now_ns;
     r->deadline_ns = b->deadline_ns;
     r->version = b->version;
+    r->parent_hash = b->parent_hash;
     r->ttl_ms = b->ttl_ms;
     r->slot = b->slot;
     r->generation = b->generation;
-    r->rank = (int16_t)b->rank;
-    r->kind = (uint8_t)b->kind;
-    wheel_put(s, ref);
-    if (b->kind == PL_SESSION_ROUTER_ONLY)
+    r->turns = b->turns;
+    r->rank = (uint16_t)b->rank & PL_SESSION_MAX_RANK;
+    r->engine_backed = engine_backed;
+    if (engine_backed) {
+        pl_shard_extra *x = extra_of(s, r);
+        x->owner = owner;
+        x->lease_ends_ns = owner ? lease_ends_ns : 0;
+        x->note = b->note;
+    } else {
+        b->note.n = 0;
         order_put(s, ref);
+    }
+    wheel_put(s, ref);
 }
 
 void pl_shard_touch(pl_shard *s, pl_shard_ref ref, uint64_t now_ns)
 {
     pl_shard_record *r = record(s, ref);
     uint64_t before_ns = used_ns(r);
+    r->turns += r->turns < UINT32_MAX;
     if (now_ns <= before_ns)
         return;
-    r->deadline_ns = now_ns + r->ttl_ms * 1000000ull;
-    if (r->kind == PL_SESSION_ROUTER_ONLY && s->newest != ref &&
-        now_ns / SECOND_NS != before_ns / SECOND_NS) {
+    r->deadline_ns = now_ns + r->ttl_ms * (uint64_t)MS_NS;
+    if (!r->engine_backed && s->newest != ref && now_ns / SECOND_NS != before_ns / SECOND_NS) {
         order_take(s, ref);
         order_put(s, ref);
     }
+}
+
+/* A lease that gets shorter or is given back may bring the end forward: the slot must not be later
+ * than that. */
+static void lease_is(pl_shard *s, pl_shard_ref ref, uint64_t owner, uint64_t ends)
+{
+    pl_shard_extra *x = extra_of(s, record(s, ref));
+    wheel_take(s, ref);
+    x->owner = owner;
+    x->lease_ends_ns = ends;
+    wheel_put(s, ref);
+}
+
+bool pl_shard_lease(pl_shard *s, pl_shard_ref ref, uint64_t owner, uint64_t now_ns,
+                    uint64_t lease_ends_ns)
+{
+    const pl_shard_extra *x = extra_of(s, record(s, ref));
+    if (x->owner && x->owner != owner && x->lease_ends_ns > now_ns)
+        return false;
+    lease_is(s, ref, owner, lease_ends_ns);
+    return true;
+}
+
+bool pl_shard_release(pl_shard *s, pl_shard_ref ref, uint64_t owner, const pl_note *note,
+                      uint64_t now_ns)
+{
+    pl_shard_record *r = record(s, ref);
+    pl_shard_extra *x = extra_of(s, r);
+    if (x->owner != owner)
+        return false;
+    if (note->n)
+        x->note = *note;
+    if (now_ns > used_ns(r))
+        r->deadline_ns = now_ns + r->ttl_ms * (uint64_t)MS_NS;
+    lease_is(s, ref, 0, 0);
+    return true;
 }
 
 void pl_shard_delete(pl_shard *s, pl_shard_ref ref, const pl_shard_key *k)
 {
     pl_shard_record *r = record(s, ref);
     wheel_take(s, ref);
-    if (r->kind == PL_SESSION_ROUTER_ONLY)
+    if (r->engine_backed)
+        extra_give(s, r);
+    else
         order_take(s, ref);
     table_take(s, (uint32_t)k->hash, ref);
     if (k->n > PL_SHARD_NAME_BYTES) {
         free(long_name(r));
         s->bytes -= k->n;
     }
+    r->version = 0;
     r->next = s->freed;
     s->freed = ref;
     if (--s->count == 0)
         shrink(s);
 }
 
+bool pl_shard_next(const pl_shard *s, pl_shard_ref *at, int *budget)
+{
+    while (*budget > 0 && *at < s->unused - 1) {
+        --*budget;
+        if (record(s, ++*at)->version)
+            return true;
+    }
+    return false;
+}
+
 void pl_shard_read(const pl_shard *s, pl_shard_ref ref, pl_binding *out)
 {
     const pl_shard_record *r = record(s, ref);
-    *out = (pl_binding){.slot = r->slot,
-                        .generation = r->generation,
-                        .rank = r->rank,
-                        .kind = (pl_session_kind)r->kind,
-                        .ttl_ms = r->ttl_ms,
-                        .deadline_ns = r->deadline_ns,
-                        .version = r->version};
+    out->slot = r->slot;
+    out->generation = r->generation;
+    out->rank = r->rank;
+    out->kind = r->engine_backed ? PL_SESSION_ENGINE_BACKED : PL_SESSION_ROUTER_ONLY;
+    out->turns = r->turns;
+    out->parent_hash = r->parent_hash;
+    out->opened_at_ns = opened_ns(s, r);
+    out->used_at_ns = used_ns(r);
+    out->ttl_ms = r->ttl_ms;
+    out->deadline_ns = r->deadline_ns;
+    out->version = r->version;
+    if (r->engine_backed)
+        out->note = extra_of(s, r)->note;
+    else
+        out->note.n = 0;
+}
+
+bool pl_shard_engine_backed(const pl_shard *s, pl_shard_ref ref)
+{
+    return record(s, ref)->engine_backed;
 }
 
 bool pl_shard_expired(const pl_shard *s, pl_shard_ref ref, uint64_t now_ns)
 {
-    return record(s, ref)->deadline_ns <= now_ns;
+    const pl_shard_record *r = record(s, ref);
+    return r->deadline_ns <= now_ns && ends_ns(s, r) <= now_ns;
+}
+
+uint64_t pl_shard_used_ns(const pl_shard *s, pl_shard_ref ref)
+{
+    return used_ns(record(s, ref));
 }
 
 void pl_shard_name(const pl_shard *s, pl_shard_ref ref, pl_shard_key *k)

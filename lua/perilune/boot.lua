@@ -88,14 +88,15 @@ end
 -- Runs the policy's main chunk; answers what it returned.
 B.run = sandbox.run
 
--- Answers name, bits of hooks, temperature, first lines of the hooks by their number.
+-- Answers name, bits of hooks, temperature, first lines of the hooks by their number, and whether affinity is soft.
 function B.check(answer, overrides)
   checked = contract(answer, overrides, file_label)
   sandbox.seal()
-  return checked.name, checked.hooks, checked.temperature, checked.lines
+  return checked.name, checked.hooks, checked.temperature, checked.lines, checked.soft
 end
 
--- Calls init, generates the harness; answers decide, degrade, done, tick, save, each nil without its hook.
+-- Calls init, generates the harness; answers decide, degrade, done, tick, session, retain, expire and save, each nil
+-- without its hook. C keeps the first ones in this order on its stack.
 function B.init(carry, loop, loops, seed)
   local st = checked.params
   if checked.policy.init then
@@ -104,7 +105,8 @@ function B.init(carry, loop, loops, seed)
   end
   local harness = generate(checked.policy, st)
   B.st = st
-  return harness.decide, harness.degrade, harness.done, harness.tick, harness.save
+  local h = harness
+  return h.decide, h.degrade, h.done, h.tick, h.session, h.retain, h.expire, h.save
 end
 
 -- For `perilune check`: the compiler's report. vmdef holds LuaJIT's own names of bytecodes and reasons.

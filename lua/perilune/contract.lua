@@ -16,8 +16,8 @@ do
     value = value + 1
   end
 end
-local members = { api = true, name = true, temperature = true, params = true }
-local KNOWN = "api, name, temperature, params, " .. table.concat(hook_names, ", ")
+local members = { api = true, name = true, temperature = true, affinity = true, params = true }
+local KNOWN = "api, name, temperature, affinity, params, " .. table.concat(hook_names, ", ")
 
 local function place_of(value)
   if type(value) ~= "function" then return "" end
@@ -97,6 +97,12 @@ return function(policy, overrides, file_label)
   if type(temperature) ~= "number" or not (temperature >= 0 and temperature < math.huge) then
     refuse("temperature must be a number from 0, not %s", tostring(temperature))
   end
+  local affinity = policy.affinity
+  if affinity == nil then affinity = "hard" end
+  if affinity ~= "hard" and affinity ~= "soft" then
+    refuse('affinity must be "hard" (a bound session stays where it is) or "soft" (route and score choose), not %s',
+      type(affinity) == "string" and ("%q"):format(affinity) or "a " .. type(affinity))
+  end
   local own = {} -- what runs from now on, whatever the file still does to its table
   for _, hook in ipairs(hook_names) do own[hook] = rawget(policy, hook) end
   return {
@@ -106,6 +112,7 @@ return function(policy, overrides, file_label)
     hooks = bits,
     lines = lines,
     temperature = temperature,
+    soft = affinity == "soft",
     params = merge(policy.params, overrides or {}),
   }
 end

@@ -8,7 +8,8 @@ local format = string.format
 local C = ffi.C
 
 local HOOK = { admit = C.PL_HOOK_ADMIT, route = C.PL_HOOK_ROUTE, score = C.PL_HOOK_SCORE,
-  degrade = C.PL_HOOK_DEGRADE, done = C.PL_HOOK_DONE, tick = C.PL_HOOK_TICK }
+  degrade = C.PL_HOOK_DEGRADE, done = C.PL_HOOK_DONE, tick = C.PL_HOOK_TICK, session = C.PL_HOOK_SESSION,
+  retain = C.PL_HOOK_RETAIN, expire = C.PL_HOOK_EXPIRE }
 
 -- A hook answered something that it may not answer: an error at the hook's first line.
 local function bad(hook, fn, value, expected)
@@ -18,9 +19,10 @@ local function bad(hook, fn, value, expected)
 end
 
 local HEAD = [[
-local P, st, verdict, req, fleet, workers, cost, fault, outcome, bad, copy, band, now_ns, vm = ...
+local P, st, verdict, req, fleet, workers, cost, fault, outcome, s, bad, copy, band, now_ns, vm = ...
 local type = type
 local admit, route, score, degrade, done, tick = P.admit, P.route, P.score, P.degrade, P.done, P.tick
+local session, retain, expire = P.session, P.retain, P.expire
 ]]
 
 local DECIDE = [[
@@ -116,6 +118,67 @@ return function()
 end
 ]]
 
+local SESSION = [[
+return function()
+  verdict.hook = $SESSION
+  local ttl, kind = session(req, s, st)
+  local given = 0
+  if ttl ~= nil then
+    if type(ttl) ~= "number" or ttl ~= ttl then
+      bad("session", session, ttl, "ttl_seconds or nil [, pl.ROUTER_ONLY or pl.ENGINE_BACKED]")
+    end
+    verdict.arg, given = ttl, 1
+  end
+  if kind ~= nil then
+    if kind ~= $PL_ROUTER_ONLY and kind ~= $PL_ENGINE_BACKED then
+      bad("session", session, kind, "pl.ROUTER_ONLY, pl.ENGINE_BACKED or nil beside ttl_seconds")
+    end
+    verdict.action, given = kind, given + 2
+  end
+  verdict.given = given
+end
+]]
+
+local RETAIN = [[
+local w = workers[0]
+return function()
+  verdict.hook = $RETAIN
+  local seconds, priority = retain(req, w, st)
+  local given = 0
+  if seconds ~= nil then
+    if type(seconds) ~= "number" or seconds ~= seconds then
+      bad("retain", retain, seconds, "retention_seconds or nil [, priority]")
+    end
+    verdict.arg, given = seconds, 1
+  end
+  if priority ~= nil then
+    if type(priority) ~= "number" or priority ~= priority then
+      bad("retain", retain, priority, "a number or nil as priority, beside retention_seconds")
+    end
+    verdict.action, given = priority, given + 2
+  end
+  verdict.given = given
+end
+]]
+
+local EXPIRE = [[
+return function()
+  verdict.hook = $EXPIRE
+  local action, seconds = expire(s, st)
+  if action == nil then action = $PL_CLOSE end
+  if action ~= $PL_CLOSE and action ~= $PL_EXTEND and action ~= $PL_DROP then
+    bad("expire", expire, action, "pl.CLOSE, pl.EXTEND with seconds, pl.DROP or nil")
+  end
+  if action == $PL_EXTEND then
+    if type(seconds) ~= "number" or seconds ~= seconds then
+      bad("expire", expire, seconds, "a number of seconds beside pl.EXTEND")
+    end
+    verdict.arg = seconds
+  end
+  verdict.action = action
+end
+]]
+
 local TICK = [[
 return function()
   verdict.hook = $TICK
@@ -128,13 +191,15 @@ for name, value in pairs(HOOK) do
   substitutes[name:upper()] = value
   substitutes[name:upper() .. "_BIT"] = 2 ^ value
 end
-for _, name in ipairs { "PL_ADMIT", "PL_QUEUE", "PL_SHED", "PL_SHRINK" } do substitutes[name] = C[name] end
+for _, name in ipairs { "PL_ADMIT", "PL_QUEUE", "PL_SHED", "PL_SHRINK", "PL_CLOSE", "PL_EXTEND", "PL_DROP",
+  "PL_ROUTER_ONLY", "PL_ENGINE_BACKED" } do substitutes[name] = C[name] end
 
 return function(policy, st)
   local function make(...)
     local text = (HEAD .. table.concat({ ... })):gsub("%$([A-Z_]+)", substitutes)
     return assert(loadstring(text, "=perilune.harness"))(policy, st, boot.verdict[0], records.req, records.fleet,
-      records.workers, records.cost, records.fault, records.outcome, bad, ffi.copy, bit.band, api.now_ns, boot.vm)
+      records.workers, records.cost, records.fault, records.outcome, records.session, bad, ffi.copy, bit.band,
+      api.now_ns, boot.vm)
   end
   local harness = {}
   if policy.admit or policy.route or policy.score then
@@ -144,6 +209,9 @@ return function(policy, st)
   if policy.degrade then harness.degrade = make(DEGRADE) end
   if policy.done then harness.done = make(DONE) end
   if policy.tick then harness.tick = make(TICK) end
+  if policy.session then harness.session = make(SESSION) end
+  if policy.retain then harness.retain = make(RETAIN) end
+  if policy.expire then harness.expire = make(EXPIRE) end
   if policy.save then
     local save = policy.save
     function harness.save() return (save(st)) end

@@ -9,7 +9,7 @@ local format, getinfo = string.format, debug.getinfo
 local M = {}
 
 -- Loops of their own, made anew for each hook, so that each is compiled (or not) by itself.
-local HEAD = "local hook, st, req, fleet, outcome = ...\nlocal sink\n"
+local HEAD = "local hook, st, req, fleet, outcome, session, worker = ...\nlocal sink\n"
 local BODY = {
   score = [[
 return function(rounds, eligible)
@@ -26,6 +26,16 @@ end]],
   done = [[
 return function(rounds)
   for _ = 1, rounds do sink = hook(req, outcome, st) end
+  return sink
+end]],
+  session = [[
+return function(rounds)
+  for _ = 1, rounds do sink = hook(req, session, st) end
+  return sink
+end]],
+  retain = [[
+return function(rounds)
+  for _ = 1, rounds do sink = hook(req, worker, st) end
   return sink
 end]],
 }
@@ -127,7 +137,7 @@ function M.begin(name)
   starts, problems, solved, traces, looping = {}, {}, {}, 0, false
   jit.flush()
   run = assert(loadstring(HEAD .. BODY[name], "=perilune.check"))(policy[name], st, records.req, records.fleet,
-    records.outcome)
+    records.outcome, records.session, records.workers[0])
 end
 
 function M.run(rounds)

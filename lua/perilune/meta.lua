@@ -9,10 +9,12 @@ error("perilune.meta is for the editor: it cannot be required")
 ---@field max_tokens number asked output limit; -1 when the client set none
 ---@field body_bytes number as sent by the client
 ---@field waited_seconds number spent in the router's queue so far
+---@field expected_output_tokens number nvext.agent_hints.osl; -1 when absent
 ---@field priority integer the body's `priority` member, 0 when absent
 ---@field api integer enum pl_api_kind
 ---@field attempt integer 0 for the first try, 1.. for retries
 ---@field choices integer the body's `n`, 1 when absent
+---@field strict_priority integer nvext.agent_hints.strict_priority: a tier above priority; 0
 ---@field stream boolean the client asked for a stream
 ---@field has_session boolean a session id was given
 ---@field model fun(self: perilune.Req): string
@@ -20,6 +22,7 @@ error("perilune.meta is for the editor: it cannot be required")
 ---@field path fun(self: perilune.Req): string
 ---@field id fun(self: perilune.Req): string the request id
 ---@field session_id fun(self: perilune.Req): string? nil without a session
+---@field session perilune.Session? nil when the request names none
 ---@field header fun(self: perilune.Req, name: string): string? nil when absent
 ---@field member fun(self: perilune.Req, name: string): string? of the body's top level: a string
 --- unescaped, anything else as its JSON; nil when absent
@@ -73,17 +76,27 @@ error("perilune.meta is for the editor: it cannot be required")
 ---@field clamped integer results of hooks that C had to clamp for this request
 ---@field end_cause integer enum pl_end_cause
 
----A session, for the session and expire hooks.
+---A session: req.session, and what expire is given.
 ---@class (exact) perilune.Session
----@field age_seconds number
----@field idle_seconds number
----@field ttl_seconds number
+---@field age_seconds number since it was first bound; 0 when it is not
+---@field idle_seconds number since its last turn began or ended; 0 when it is not bound
+---@field ttl_seconds number its time to live: asked for, or as bound
+---@field held_tokens number an engine-backed session's, as last reported; -1 unknown
+---@field id_hash number of (tenant, id): 52 bits, exact in a double; never 0
+---@field parent_hash number of the parent's; 0: none named
 ---@field event integer enum pl_session_event
 ---@field turn integer 0 for the first
----@field kind integer PL_ROUTER_ONLY or PL_ENGINE_BACKED
----@field bound_slot integer -1 when unbound
+---@field kind integer PL_ROUTER_ONLY or PL_ENGINE_BACKED: as bound, else as asked for
+---@field bound_slot integer worker; -1 when unbound
 ---@field bound_generation integer
----@field has_parent boolean
+---@field bound_index integer its index in this call's fleet; -1: unbound, or no longer there
+---@field has_parent boolean it names the session of the agent that started it
+---@field delta boolean this turn carries only what is new in the session
+---@field final boolean it is to be closed after this turn
+---@field id fun(self: perilune.Session): string
+---@field parent_id fun(self: perilune.Session): string? nil when none was named
+---@field is_bound_to fun(self: perilune.Session, w: perilune.Worker): boolean the very worker, not
+--- a successor in its slot
 
 ---@class perilune
 local pl = {
@@ -99,6 +112,8 @@ local pl = {
   API_GENERATE = 9,
   API_TOKENIZE = 10,
   API_DETOKENIZE = 11,
+  API_OPEN_SESSION = 12,
+  API_CLOSE_SESSION = 13,
   DEFAULT = 0,
   ADMIT = 1,
   QUEUE = 2,
@@ -119,6 +134,7 @@ local pl = {
   WHY_DRAINING = 3,
   WHY_AT_CAPACITY = 4,
   WHY_TRIED = 5,
+  WHY_NO_SESSIONS = 6,
   NO_SESSION_ENGINE = 0,
   OPEN_FAILED = 1,
   ENGINE_FAILED = 2,
@@ -224,6 +240,7 @@ function pl.worker_ewma(name, half_life_seconds) end
 ---@field api 1
 ---@field name? string
 ---@field temperature? number 0: the lowest score wins, ties at random
+---@field affinity? "hard"|"soft" hard: a bound session stays where it is; soft: route and score choose
 ---@field params? table<string, number|string|boolean>
 ---@field init? fun(params: table, carry: table?, ctx: perilune.Context): any
 ---@field admit? fun(req: perilune.Req, fleet: perilune.Fleet, st: any): integer?, number?
@@ -232,7 +249,7 @@ function pl.worker_ewma(name, half_life_seconds) end
 ---@field route? fun(req: perilune.Req, fleet: perilune.Fleet, st: any): integer?, string?
 ---@field retain? fun(req: perilune.Req, w: perilune.Worker, st: any): number?, number?
 ---@field degrade? fun(req: perilune.Req, fault: perilune.Fault, st: any): integer?, number?
----@field expire? fun(s: perilune.Session, st: any): integer, number?
+---@field expire? fun(s: perilune.Session, st: any): integer?, number?
 ---@field done? fun(req: perilune.Req, outcome: perilune.Outcome, st: any)
 ---@field tick? fun(now_seconds: number, st: any)
 ---@field save? fun(st: any): table?

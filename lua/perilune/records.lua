@@ -22,13 +22,13 @@ end
 local OPERATORS = { "__add", "__sub", "__mul", "__div", "__mod", "__pow", "__unm", "__lt", "__le", "__concat",
   "__len", "__call" }
 
--- Metamethods that answer misuse of a record; `what` reads like "a worker".
-local function strict(struct, what, methods)
+-- Metamethods that answer misuse of a record; `what` reads like "a worker"; `also` names a field beyond the struct's.
+local function strict(struct, what, methods, also)
   local fields = fields_of(struct)
   local names = {}
   for name in pairs(methods) do names[#names + 1] = name .. "()" end
   table.sort(names)
-  local known = fields .. (names[1] and "; methods " .. concat(names, ", ") or "")
+  local known = fields .. (also and ", " .. also or "") .. (names[1] and "; methods " .. concat(names, ", ") or "")
   local mt = {}
   function mt.__index(_, key)
     local method = methods[key]
@@ -71,7 +71,7 @@ local function lookup(read, method)
   end
 end
 
-ffi.metatype("struct pl_req", strict("pl_req", "the request (req)", {
+local req_methods = {
   model = reader(api.req_model),
   tenant = reader(api.req_tenant),
   path = reader(api.req_path),
@@ -79,7 +79,18 @@ ffi.metatype("struct pl_req", strict("pl_req", "the request (req)", {
   session_id = reader(api.req_session_id),
   header = lookup(api.req_header, "header"),
   member = lookup(api.req_member, "member"),
-}))
+}
+local req_mt = strict("pl_req", "the request (req)", req_methods, "session")
+local req_field = req_mt.__index
+local session = boot.session[0]
+function req_mt.__index(self, key)
+  if key == "session" then
+    if session.event ~= 0 then return session end -- 0: PL_SESSION_NONE
+    return nil
+  end
+  return (req_field(self, key))
+end
+ffi.metatype("struct pl_req", req_mt)
 
 local worker_name = api.worker_name
 ffi.metatype("struct pl_worker", strict("pl_worker", "a worker", {
@@ -90,7 +101,16 @@ ffi.metatype("struct pl_worker", strict("pl_worker", "a worker", {
 }))
 ffi.metatype("struct pl_fault", strict("pl_fault", "the fault", {}))
 ffi.metatype("struct pl_outcome", strict("pl_outcome", "the outcome", {}))
-ffi.metatype("struct pl_session", strict("pl_session", "the session (s)", {}))
+ffi.metatype("struct pl_session", strict("pl_session", "the session (s)", {
+  id = reader(api.req_session_id),
+  parent_id = reader(api.session_parent_id),
+  is_bound_to = function(self, w)
+    if type(w) ~= "cdata" then
+      error("s:is_bound_to(w): w is a worker, not a " .. type(w), 2)
+    end
+    return self.bound_slot == w.slot and self.bound_generation == w.generation
+  end,
+}))
 
 -- fleet[i] and fleet.cost[i]: 0 .. n-1, checked.
 local fleet, workers, cost = boot.fleet[0], boot.workers, boot.cost
@@ -160,6 +180,6 @@ M.workers = workers
 M.cost = cost
 M.fault = boot.fault[0]
 M.outcome = boot.outcome[0]
-M.session = boot.session[0]
+M.session = session
 
 return M

@@ -78,7 +78,9 @@ function globals.getmetatable(t)
 end
 
 local view_of_pl = frozen(pl, "perilune", function(key)
-  error(format("perilune has no '%s'", tostring(key)), 3)
+  local event = "SESSION_" .. tostring(key) -- pl.OPEN for pl.SESSION_OPEN
+  error(format("perilune has no '%s'%s", tostring(key),
+    rawget(pl, event) and format(" (an event of a session is pl.%s)", event) or ""), 3)
 end)
 
 -- require: "perilune", "perilune.NAME" and files beside the policy, only while the policy loads.

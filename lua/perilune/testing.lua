@@ -56,7 +56,7 @@ if not shared then
 end
 
 local req, fleet, workers, cost = shared.req[0], shared.fleet[0], shared.workers, shared.cost
-local verdict, call = shared.verdict[0], shared.call
+local session, verdict, call = shared.session[0], shared.verdict[0], shared.call
 local C = ffi.C
 
 -- --- what C does ----------------------------------------------------------------------------------
@@ -177,6 +177,7 @@ local api = {
   req_path = function(_, n) return answer(call.strings.path, n) end,
   req_id = function(_, n) return answer(call.strings.id, n) end,
   req_session_id = function(_, n) return answer(call.strings.session_id, n) end,
+  session_parent_id = function(_, n) return answer(call.strings.parent, n) end,
   req_header = function(_, p, len, n)
     return answer(lookup(call.strings.headers, text(p, len), true), n)
   end,
@@ -353,11 +354,14 @@ function M.try_load(file, overrides, o)
   local ok, returned = enter(policy, policy.boot.run, chunk)
   if not ok then return nil, "run", returned end
   ok, message = enter(policy, function()
-    policy.name, policy.hooks, policy.temperature = policy.boot.check(returned, overrides)
+    local _
+    policy.name, policy.hooks, policy.temperature, _, policy.soft =
+      policy.boot.check(returned, overrides)
   end)
   if not ok then return nil, "check", message end
   ok, message = enter(policy, function()
-    policy.decide_fn, policy.degrade_fn, policy.done_fn, policy.tick_fn, policy.save_fn =
+    policy.decide_fn, policy.degrade_fn, policy.done_fn, policy.tick_fn, policy.session_fn,
+      policy.retain_fn, policy.expire_fn, policy.save_fn =
       policy.boot.init(o.carry, o.loop or 0, o.loops or 1, o.seed or 1)
   end)
   if not ok then return nil, "init", message end
@@ -377,6 +381,9 @@ local REQ = { prompt_tokens = 100, max_tokens = -1, body_bytes = 400, api = C.PL
   choices = 1 }
 local REQ_STRINGS = { model = "m", tenant = "default", path = "/v1/chat/completions", id = "req-1",
   session_id = false, headers = false, members = false }
+local SESSION = { event = C.PL_SESSION_TURN, kind = C.PL_ROUTER_ONLY, ttl_seconds = 300,
+  held_tokens = -1, bound_slot = -1, bound_index = -1 }
+local SESSION_ALSO = { id = "", parent = "", bound = "", must = true }
 local WORKER = { max_inflight = math.huge, max_queued_prefill_tokens = math.huge,
   prefill_tokens_per_second = 8000, weight = 1, generation = 1, eligible = true }
 
@@ -425,6 +432,29 @@ local function fill_fleet(list)
     if not w.eligible and given.why == nil then w.why = C.PL_WHY_UNHEALTHY end
     if w.eligible then fleet.eligible = fleet.eligible + 1 end
     call.names[i - 1] = given.name or string.char(96 + (i - 1) % 26 + 1)
+  end
+end
+
+-- After the fleet, in which a worker named `bound` is looked for.
+local function fill_session(given)
+  if not given then
+    session.event = C.PL_SESSION_NONE -- req.session is nil
+    return
+  end
+  fill(session, "pl_session", SESSION, given, "session", SESSION_ALSO)
+  local id, parent = given.id or "session", given.parent
+  req.has_session = true
+  call.strings.session_id, call.strings.parent = id, parent
+  if given.id_hash == nil then session.id_hash = byte_sum(id) end
+  if parent then
+    session.has_parent = true
+    if given.parent_hash == nil then session.parent_hash = byte_sum(parent) end
+  end
+  for i = 0, fleet.n - 1 do
+    if given.bound and call.names[i] == given.bound then
+      session.bound_index, session.bound_slot = i, workers[i].slot
+      session.bound_generation = workers[i].generation
+    end
   end
 end
 
@@ -481,7 +511,7 @@ local function judge(policy, d)
     d.index, d.by, d.reason = i, "route", "route"
     local reason = n > 0 and n <= 64 and ffi.string(verdict.reason, n)
     if reason and reason:match("^[%w_.-]+$") then
-      d.reason = reason
+      d.reason, d.own_reason = reason, true
     elseif n ~= 0 then
       clamp(d, "route")
     end
@@ -497,19 +527,34 @@ local function judge(policy, d)
   end
 end
 
+-- Where the session's binding leaves the decision, as core/policy/decide.h has it: nil: free.
+local function pin_of(policy, given)
+  local s = given.session
+  if not s or not (s.bound or s.must) then return nil end
+  local w = session.bound_index >= 0 and workers[session.bound_index]
+  if w and w.eligible then return policy.soft and not s.must and "soft" or "held" end
+  if w and w.why == C.PL_WHY_AT_CAPACITY then return s.must and "wait" or "full" end
+  return s.must and "lost" or nil
+end
+
 -- One decision. given: { req = {fields, and model, tenant, path, id, session_id, headers = {},
--- members = {}}, workers = { {fields, and name}, ... }, random = {draws}, seed, now }.
--- Answers { index, worker = its name, slot, reason, by = "route" | "score" | "default", cost = {} by
--- index, action = "QUEUE" | "SHED" | "SHRINK" | nil, arg, errors = { {hook, message}, ... },
+-- members = {}}, session = {fields, and id, parent, bound = a worker's name, must = true: an engine
+-- holds it}, workers = { {fields, and name}, ... }, random = {draws}, seed, now }.
+-- Answers { index, worker = its name, slot, reason, by = "route" | "score" | "session" | "default",
+-- cost = {} by index, action = "QUEUE" | "SHED" | "SHRINK" | "PIN_LOST" | nil, arg, errors = { {hook, message}, ... },
 -- clamped = { hook = count } }. A hook that fails is left out and the next one decides, as in the
 -- router; worker is nil when none is eligible.
 function Policy:decide(given)
   begin(self, given)
   fill_req(given.req or {})
   fill_fleet(given.workers or M.fleet(3))
+  fill_session(given.session)
   local d = { errors = {}, clamped = {}, cost = {}, by = "default", reason = "least_loaded" }
+  local pin = pin_of(self, given)
+  if pin == "lost" then return { errors = {}, clamped = {}, cost = {}, action = "PIN_LOST" } end
 
-  verdict.skip = 0
+  local bound = pin == "held" or pin == "wait"
+  verdict.skip = bound and 2 ^ HOOKS.route + 2 ^ HOOKS.score or 0
   for _ = 1, 4 do -- at most admit, route and score fail
     if not self.decide_fn then break end
     local ok, message = enter(self, self.decide_fn)
@@ -525,7 +570,14 @@ function Policy:decide(given)
   end
 
   if d.action ~= "QUEUE" and d.action ~= "SHED" then
-    if not d.index then d.index = least_loaded() end
+    if pin == "wait" then
+      d.action = "QUEUE"
+    elseif not d.index and (pin == "held" or pin == "soft") then
+      d.index, d.by, d.reason = session.bound_index, "session", "session"
+    elseif not d.index then
+      d.index = least_loaded()
+    end
+    if pin == "full" and not d.own_reason then d.reason = "session_spill" end
     if d.index then d.worker, d.slot = call.names[d.index], workers[d.index].slot end
   end
   if not d.index then d.by, d.reason = nil, nil end
@@ -549,19 +601,49 @@ local function plain(self, fn, given, ...)
   if not fn then return nil end
   begin(self, given)
   fill_req(given.req or {})
+  fill_fleet(given.worker and { given.worker } or {})
+  fill_session(given.session)
   local ok, message = enter(self, fn, ...)
   if not ok then error(message, 3) end
   return true
 end
 
--- done: { outcome = {fields}, req = {}, now }
+-- What a hook gave beside what it left out.
+local function both()
+  local given = verdict.given
+  return given % 2 == 1 and verdict.arg or nil, given >= 2 and verdict.action or nil
+end
+
+-- session: { session = {as for decide}, req = {}, now }; answers ttl_seconds, kind as the hook did.
+function Policy:session(given)
+  verdict.given = 0
+  plain(self, self.session_fn, given)
+  return both()
+end
+
+-- retain: { worker = {fields, and name}, session, req, now }; answers seconds and priority.
+function Policy:retain(given)
+  verdict.given = 0
+  given.worker = given.worker or {}
+  plain(self, self.retain_fn, given)
+  return both()
+end
+
+-- expire: { session, now }; answers the action's number (pl.CLOSE when there is no hook) and EXTEND's seconds.
+function Policy:expire(given)
+  verdict.action, verdict.arg = C.PL_CLOSE, -1
+  plain(self, self.expire_fn, given)
+  return verdict.action, verdict.action == C.PL_EXTEND and verdict.arg or nil
+end
+
+-- done: { outcome = {fields}, req = {}, session, now }
 function Policy:done(given)
   fill(shared.outcome[0], "pl_outcome", { ttft_seconds = -1, cached_tokens = -1,
     output_tokens = -1, status = 200, slot = -1, attempts = 1 }, given.outcome or {}, "outcome")
   return plain(self, self.done_fn, given)
 end
 
--- degrade: { fault = {fields}, req = {}, now }; answers the action's number and its argument.
+-- degrade: { fault = {fields}, req = {}, session, now }; answers the action's number and its argument.
 function Policy:degrade(given)
   fill(shared.fault[0], "pl_fault", { budget_left = true }, given.fault or {}, "fault")
   verdict.action, verdict.arg = 0, -1

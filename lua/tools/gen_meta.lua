@@ -16,6 +16,7 @@ local classes = {
 ---@field path fun(self: perilune.Req): string
 ---@field id fun(self: perilune.Req): string the request id
 ---@field session_id fun(self: perilune.Req): string? nil without a session
+---@field session perilune.Session? nil when the request names none
 ---@field header fun(self: perilune.Req, name: string): string? nil when absent
 ---@field member fun(self: perilune.Req, name: string): string? of the body's top level: a string
 --- unescaped, anything else as its JSON; nil when absent
@@ -29,7 +30,12 @@ local classes = {
 ]] },
   { "pl_fault", "perilune.Fault", "What went wrong, for degrade.", "" },
   { "pl_outcome", "perilune.Outcome", "How a request went, for done.", "" },
-  { "pl_session", "perilune.Session", "A session, for the session and expire hooks.", "" },
+  { "pl_session", "perilune.Session", "A session: req.session, and what expire is given.", [[
+---@field id fun(self: perilune.Session): string
+---@field parent_id fun(self: perilune.Session): string? nil when none was named
+---@field is_bound_to fun(self: perilune.Session, w: perilune.Worker): boolean the very worker, not
+--- a successor in its slot
+]] },
 }
 
 local types = { double = "number", int32_t = "integer", bool = "boolean" }
@@ -179,6 +185,7 @@ function pl.worker_ewma(name, half_life_seconds) end
 ---@field api 1
 ---@field name? string
 ---@field temperature? number 0: the lowest score wins, ties at random
+---@field affinity? "hard"|"soft" hard: a bound session stays where it is; soft: route and score choose
 ---@field params? table<string, number|string|boolean>
 ---@field init? fun(params: table, carry: table?, ctx: perilune.Context): any
 ---@field admit? fun(req: perilune.Req, fleet: perilune.Fleet, st: any): integer?, number?
@@ -187,7 +194,7 @@ function pl.worker_ewma(name, half_life_seconds) end
 ---@field route? fun(req: perilune.Req, fleet: perilune.Fleet, st: any): integer?, string?
 ---@field retain? fun(req: perilune.Req, w: perilune.Worker, st: any): number?, number?
 ---@field degrade? fun(req: perilune.Req, fault: perilune.Fault, st: any): integer?, number?
----@field expire? fun(s: perilune.Session, st: any): integer, number?
+---@field expire? fun(s: perilune.Session, st: any): integer?, number?
 ---@field done? fun(req: perilune.Req, outcome: perilune.Outcome, st: any)
 ---@field tick? fun(now_seconds: number, st: any)
 ---@field save? fun(st: any): table?

@@ -12,7 +12,8 @@ local fleets = {
 
 for _, file in ipairs {
   "policies/random.lua", "policies/round_robin.lua", "policies/least_loaded.lua", "policies/power_of_two.lua",
-  "policies/consistent_hash.lua", "examples/policies/same_prefix.lua",
+  "policies/consistent_hash.lua", "policies/sticky_sessions.lua", "policies/agent_sessions.lua",
+  "policies/sticky_bounded.lua", "examples/policies/same_prefix.lua",
 } do
   describe(file, function()
     for _, fleet in ipairs(fleets) do
@@ -20,7 +21,10 @@ for _, file in ipairs {
         local policy = testing.load(file)
         local found = testing.not_compiled(file, function()
           for k = 1, 200 do
-            policy:decide { workers = fleet[2], req = { session_id = "s" .. k, members = { messages = "[" .. k } } }
+            policy:decide { workers = fleet[2], req = { session_id = "s" .. k, members = { messages = "[" .. k } },
+              session = k % 2 == 0 and { id = "s" .. k, parent = k % 4 == 0 and "p" or nil, bound = "b" } or nil }
+            policy:session { session = { id = "s" .. k } }
+            policy:retain { session = { id = "s" .. k } }
           end
         end)
         assert.same({}, found)

@@ -1,6 +1,7 @@
 -- tests/hostile through the same prelude without the binary. What needs the VM's own limits (memory,
 -- instructions) is left to the flow test.
 local testing = require "perilune.testing"
+local C = require("ffi").C
 
 local NEEDS_LIMITS = { loops_at_load = true, loops_in_init = true, swallows_its_budget = true,
   allocates_at_load = true, allocates = true, hoards = true }
@@ -43,10 +44,18 @@ describe("tests/hostile", function()
         local workers = { {}, { eligible = false }, {} }
         local good = policy:decide { workers = workers }
         assert.same({}, good.errors)
-        local bad = policy:decide { workers = workers, req = { headers = { ["x-misbehave"] = "1" } } }
+        local headers = { ["x-misbehave"] = "1" }
+        if at == "session" or at == "retain" or at == "expire" then
+          local given = { session = { id = "misbehave", kind = C.PL_ROUTER_ONLY }, req = { headers = headers } }
+          policy[at](policy, { session = { id = "behave" } })
+          local ok, raised = pcall(policy[at], policy, given)
+          assert.equal(verdict == "clamped", ok, raised) -- the core clamps
+          return
+        end
+        local bad = policy:decide { workers = workers, req = { headers = headers } }
         assert.is_truthy(bad.worker, "answered all the same")
         if at == "done" then
-          assert.has_error(function() policy:done { req = { headers = { ["x-misbehave"] = "1" } } } end)
+          assert.has_error(function() policy:done { req = { headers = headers } } end)
         elseif at == "tick" then
           assert.has_error(function() policy:tick(1) end)
         elseif verdict == "clamped" then

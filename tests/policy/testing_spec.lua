@@ -230,6 +230,103 @@ describe("the other hooks", function()
   end)
 end)
 
+describe("sessions", function()
+  local C = require("ffi").C
+
+  local function seen(body, given)
+    local d = policy_with("route(req, fleet)", body):decide(given)
+    assert.same({}, d.errors)
+    return d
+  end
+
+  it("are nil for a request that names none", function()
+    seen("assert(req.session == nil and not req.has_session)", {})
+    local policy = policy_with("route(req, fleet)", "assert((req.session == nil) == (req.priority == 1))")
+    for k = 1, 100 do
+      local named = k % 2 == 0
+      assert.same({}, policy:decide { session = named and {} or nil, req = { priority = named and 0 or 1 } }.errors)
+    end
+  end)
+
+  it("hold what the test gave, and sensible values for the rest", function()
+    seen([[
+      local s = req.session
+      assert(req.has_session and req:session_id() == "sub" and s:id() == "sub" and s:parent_id() == "lead")
+      assert(s.has_parent and s.parent_hash > 0 and s.id_hash > 0 and s.turn == 2)
+      assert(s.event == pl.SESSION_TURN and s.kind == pl.ROUTER_ONLY and s.ttl_seconds == 300 and s.held_tokens == -1)
+      assert(s.bound_index == 1 and s.bound_slot == 7 and s:is_bound_to(fleet[1]) and not s:is_bound_to(fleet[0]))
+    ]], { session = { id = "sub", parent = "lead", turn = 2, bound = "b" }, workers = { {}, { slot = 7 } } })
+    seen([[
+      local s = req.session
+      assert(s.bound_index == -1 and s.bound_slot == -1 and not s:is_bound_to(fleet[0]) and s:parent_id() == nil)
+    ]], { session = { bound = "gone" } })
+  end)
+
+  it("are checked like other records", function()
+    assert.matches("the session %(s%) has no field 'idle'", failure("route(req)", "return req.session.idle",
+      { session = {} }))
+    assert.matches("read%-only", failure("route(req)", "req.session.turn = 1", { session = {} }))
+    assert.matches("w is a worker, not a number", failure("route(req)", "return req.session:is_bound_to(3)",
+      { session = {} }))
+    assert.matches("attempt to index field 'session' %(a nil value%)", failure("route(req)", "return req.session.turn"))
+    assert.matches("perilune has no 'TURN' %(an event of a session is pl.SESSION_TURN%)",
+      failure("route(req)", "return pl.TURN"))
+    assert.has_error(function() seen("", { session = { nope = 1 } }) end, "session has no field 'nope'")
+  end)
+
+  it("stay where they are bound, unless affinity is soft", function()
+    local full = { why = C.PL_WHY_AT_CAPACITY }
+    local function decide(affinity, answer, session, workers)
+      local d = testing.load(("return { api = 1, affinity = %q,\nroute = function() return %s end }"):format(
+        affinity, answer)):decide { session = session, workers = workers or testing.fleet(3), random = { 0 } }
+      return (d.worker or "-") .. ":" .. (d.action or d.reason)
+    end
+    assert.equal("b:session", decide("hard", "2", { bound = "b" }))
+    assert.equal("c:route", decide("soft", "2", { bound = "b" }))
+    assert.equal("b:session", decide("soft", "nil", { bound = "b" }))
+    assert.equal("b:session", decide("soft", "2", { bound = "b", must = true }))
+    assert.equal("c:session_spill", decide("hard", "2", { bound = "b" }, { {}, full, {} }))
+    assert.equal("c:mine", decide("hard", "2, 'mine'", { bound = "b" }, { {}, full, {} }))
+    assert.equal("a:session_spill", decide("hard", "nil", { bound = "b" }, { {}, full, {} }))
+    assert.equal("-:QUEUE", decide("hard", "2", { bound = "b", must = true }, { {}, full, {} }))
+    assert.equal("-:PIN_LOST", decide("hard", "2", { must = true }))
+    assert.equal("c:route", decide("hard", "2", { bound = "b" }, { {}, { eligible = false }, {} }))
+  end)
+
+  it("have hooks of their own", function()
+    local policy = testing.load [[
+      local pl = require "perilune"
+      local policy = { api = 1 }
+      function policy.session(req, s) return s.turn > 0 and 60 or nil, s.has_parent and pl.ENGINE_BACKED or nil end
+      function policy.retain(req, w)
+        assert(w:name() == "big" and w.index == 0)
+        return req.session and 30 or nil, req.priority
+      end
+      function policy.expire(s)
+        if s:id() == "keep" then return pl.EXTEND, s.ttl_seconds / 2 end
+        if s.held_tokens > 100 then return pl.DROP end
+      end
+      return policy
+    ]]
+    local function same(a, b, c, d)
+      assert.equal(a, c)
+      assert.equal(b, d)
+    end
+    same(nil, nil, policy:session { session = {} })
+    same(60, nil, policy:session { session = { turn = 1 } })
+    same(60, C.PL_ENGINE_BACKED, policy:session { session = { turn = 1, parent = "p" } })
+    same(nil, C.PL_ENGINE_BACKED, policy:session { session = { parent = "p" } })
+    same(30, 4, policy:retain { session = {}, worker = { name = "big" }, req = { priority = 4 } })
+    same(nil, 0, policy:retain { worker = { name = "big" } })
+    same(C.PL_CLOSE, nil, policy:expire { session = {} })
+    same(C.PL_DROP, nil, policy:expire { session = { held_tokens = 101 } })
+    same(C.PL_EXTEND, 150, policy:expire { session = { id = "keep" } })
+    assert.has_error(function() policy_with("session(req, s)", "return '60'"):session { session = {} } end)
+    assert.matches("expire answered nothing; it must answer a number of seconds beside pl.EXTEND", select(2,
+      pcall(policy.expire, policy_with("expire(s)", "return pl.EXTEND"), { session = {} })), 1, true)
+  end)
+end)
+
 describe("loading", function()
   local function stage(source, overrides)
     local policy, at, message = testing.try_load(source .. "\n", overrides)
@@ -242,6 +339,7 @@ describe("loading", function()
     assert.equal("parse", (stage "return {"))
     assert.equal("run", (stage "local x = nothing return {}"))
     assert.equal("check", (stage "return 7"))
+    assert.equal("check", (stage "return { api = 1, affinity = 'sticky' }"))
     assert.equal("check", (stage("return { api = 1, params = { x = 1 } }", { y = 2 })))
     assert.equal("check", (stage("return { api = 1, params = { x = 1 } }", { x = "2" })))
     assert.equal("init", (stage "return { api = 1, init = function() error('x') end }"))

@@ -1,5 +1,5 @@
 /* The prefix cache against a naive model that keeps a list of nodes with their whole paths and
- * searches it from end to end, under random matches, inserts, locks and evictions. */
+ * searches it from end to end, under random matches, inserts, locks, marks and evictions. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -19,12 +19,15 @@ typedef struct model_node {
     int start, end; /* its tokens are path[start..end) */
     int refs;
     uint64_t used;
+    int uses, priority;
+    int64_t until; /* retained; INT64_MIN: not */
     bool alive;
 } model_node;
 
 typedef struct model {
     model_node node[MODEL_NODES];
     int n, page;
+    pl_radix_policy policy;
     uint64_t stamp;
 } model;
 
@@ -42,7 +45,13 @@ static model_node *model_add(model *m, const uint32_t *tokens, int start, int en
     if (at == m->n)
         m->n++;
     model_node *v = &m->node[at];
-    *v = (model_node){.start = start, .end = end, .used = m->stamp, .alive = true};
+    *v = (model_node){.start = start,
+                      .end = end,
+                      .used = m->stamp,
+                      .uses = 1,
+                      .priority = INT32_MIN,
+                      .until = INT64_MIN,
+                      .alive = true};
     memcpy(v->path, tokens, (size_t)end * 4);
     return v;
 }
@@ -65,6 +74,9 @@ static int model_match(model *m, const uint32_t *tokens, int n)
         if (end < next->end) { /* split: the upper part is refreshed, the lower keeps its age */
             model_node *upper = model_add(m, next->path, next->start, end);
             upper->refs = next->refs;
+            upper->uses = next->uses;
+            upper->priority = next->priority;
+            upper->until = next->until;
             next->start = end;
             return end;
         }
@@ -97,6 +109,41 @@ static void model_lock(model *m, const uint32_t *tokens, int n, int by)
             m->node[i].refs += by;
 }
 
+static void model_mark(model *m, const uint32_t *tokens, int n, int uses, int priority,
+                       int64_t until)
+{
+    for (int i = 0; i < m->n; i++) {
+        model_node *v = &m->node[i];
+        if (v->end > n || !holds(v, tokens, v->end))
+            continue;
+        v->uses += uses;
+        v->priority = priority > v->priority ? priority : v->priority;
+        v->until = until > v->until ? until : v->until;
+    }
+}
+
+static void model_decay(model *m, int64_t now)
+{
+    for (int i = 0; i < m->n; i++)
+        if (m->node[i].until <= now)
+            m->node[i].until = INT64_MIN;
+}
+
+/* True when a goes before b. */
+static bool sooner(const model *m, const model_node *a, const model_node *b)
+{
+    bool kept_a = a->until != INT64_MIN, kept_b = b->until != INT64_MIN;
+    if (kept_a != kept_b)
+        return kept_b;
+    if (m->policy == PL_RADIX_LFU && a->uses != b->uses)
+        return a->uses < b->uses;
+    if (m->policy == PL_RADIX_SLRU && (a->uses > 1) != (b->uses > 1))
+        return b->uses > 1;
+    if (m->policy == PL_RADIX_PRIORITY && a->priority != b->priority)
+        return a->priority < b->priority;
+    return a->used < b->used;
+}
+
 static int64_t model_evict(model *m, int64_t want)
 {
     int64_t gone = 0;
@@ -107,7 +154,7 @@ static int64_t model_evict(model *m, int64_t want)
             bool leaf = v->alive && v->refs == 0;
             for (int j = 0; leaf && j < m->n; j++)
                 leaf = m->node[j].start != v->end || !holds(&m->node[j], v->path, v->end);
-            if (leaf && (!oldest || v->used < oldest->used))
+            if (leaf && (!oldest || sooner(m, v, oldest)))
                 oldest = v;
         }
         if (!oldest)
@@ -118,13 +165,15 @@ static int64_t model_evict(model *m, int64_t want)
     return gone;
 }
 
-static void model_count(const model *m, int64_t *tokens, int64_t *evictable, int *nodes)
+static void model_count(const model *m, int64_t *tokens, int64_t *evictable, int64_t *retained,
+                        int *nodes)
 {
-    *tokens = *evictable = *nodes = 0;
+    *tokens = *evictable = *retained = *nodes = 0;
     for (int i = 0; i < m->n; i++)
         if (m->node[i].alive) {
             *tokens += m->node[i].end - m->node[i].start;
             *evictable += m->node[i].refs ? 0 : m->node[i].end - m->node[i].start;
+            *retained += m->node[i].until == INT64_MIN ? 0 : m->node[i].end - m->node[i].start;
             ++*nodes;
         }
 }
@@ -141,12 +190,13 @@ static int random_prompt(pl_rng *rng, uint32_t *tokens, int last)
     return n;
 }
 
-static void differential(int page, uint64_t seed)
+static void differential(int page, pl_radix_policy policy, uint64_t seed)
 {
     static model m;
     memset(&m, 0, sizeof m);
     m.page = page;
-    pl_radix *r = pl_radix_new(page);
+    m.policy = policy;
+    pl_radix *r = pl_radix_new(page, policy);
     pl_rng rng = {seed};
     uint32_t prompt[LONGEST], held[HELD][LONGEST];
     pl_radix_node *lock[HELD] = {0};
@@ -170,6 +220,10 @@ static void differential(int page, uint64_t seed)
             model_lock(&m, prompt, full, 1);
             pl_radix_unlock(r, node);
             model_lock(&m, prompt, hit, -1);
+            int uses = (int)pl_rng_below(&rng, 3), priority = (int)pl_rng_below(&rng, 5) - 2;
+            int64_t until = pl_rng_below(&rng, 3) ? INT64_MIN : round + pl_rng_below(&rng, 200);
+            pl_radix_mark(r, end, uses, priority, until);
+            model_mark(&m, prompt, full, uses, priority, until);
             if (lock[k]) {
                 pl_radix_unlock(r, lock[k]);
                 model_lock(&m, held[k], held_n[k], -1);
@@ -185,12 +239,15 @@ static void differential(int page, uint64_t seed)
             pl_radix_node *node;
             assert_int_equal(pl_radix_match(r, prompt, n, &node), model_match(&m, prompt, n));
         } else {
+            pl_radix_decay(r, round);
+            model_decay(&m, round);
             int64_t want = pl_rng_below(&rng, what == 9 ? 8 : 60);
             assert_int_equal(pl_radix_evict(r, want), model_evict(&m, want));
         }
-        int64_t tokens, evictable;
+        int64_t tokens, evictable, retained;
         int nodes;
-        model_count(&m, &tokens, &evictable, &nodes);
+        model_count(&m, &tokens, &evictable, &retained, &nodes);
+        assert_int_equal(pl_radix_retained(r), retained);
         assert_int_equal(pl_radix_tokens(r), tokens);
         assert_int_equal(pl_radix_evictable(r), evictable);
         assert_int_equal(pl_radix_nodes(r), nodes);
@@ -208,23 +265,26 @@ static void differential(int page, uint64_t seed)
 
 static void test_page_1(void **state)
 {
-    differential(1, 1);
-    differential(1, 2);
+    differential(1, PL_RADIX_LRU, 1);
+    differential(1, PL_RADIX_LFU, 2);
+    differential(1, PL_RADIX_SLRU, 5);
 }
 
 static void test_page_2(void **state)
 {
-    differential(2, 3);
+    differential(2, PL_RADIX_PRIORITY, 3);
+    differential(2, PL_RADIX_LRU, 6);
 }
 
 static void test_page_4(void **state)
 {
-    differential(4, 4);
+    differential(4, PL_RADIX_LRU, 4);
+    differential(4, PL_RADIX_PRIORITY, 7);
 }
 
 static void test_only_whole_pages(void **state)
 {
-    pl_radix *r = pl_radix_new(16);
+    pl_radix *r = pl_radix_new(16, PL_RADIX_LRU);
     uint32_t t[64];
     for (uint32_t i = 0; i < 64; i++)
         t[i] = i;
@@ -243,7 +303,7 @@ static void test_only_whole_pages(void **state)
 /* Least recently used goes first, and what is locked never goes. */
 static void test_eviction_order(void **state)
 {
-    pl_radix *r = pl_radix_new(1);
+    pl_radix *r = pl_radix_new(1, PL_RADIX_LRU);
     uint32_t a[] = {7, 1}, b[] = {7, 2}, c[] = {7, 3};
     pl_radix_node *node[3];
     int added;

@@ -10,8 +10,9 @@
 typedef struct script {
     const char *health;                         /* status */
     const char *models, *server_info, *version; /* JSON */
+    const char *old_info;                       /* of /get_server_info */
     const char *kind_status;                    /* of server_info and version; NULL: 200 */
-    int asked_health, asked_models, asked_info, asked_version;
+    int asked_health, asked_models, asked_info, asked_old, asked_version;
 } script;
 
 typedef struct test {
@@ -56,6 +57,9 @@ static void answer(peer *p)
     } else if (strcmp(path, "/server_info") == 0) {
         s->asked_info++;
         respond(p, s->server_info ? kind_status : "404", s->server_info);
+    } else if (strcmp(path, "/get_server_info") == 0) {
+        s->asked_old++;
+        respond(p, s->old_info ? kind_status : "404", s->old_info);
     } else if (strcmp(path, "/version") == 0) {
         s->asked_version++;
         respond(p, s->version ? kind_status : "404", s->version);
@@ -237,6 +241,93 @@ static void test_kinds(void **state)
         assert_int_equal(health(t), PL_HEALTH_UP);
         test_close(t);
     }
+}
+
+#define SGLANG "{\"data\":[{\"id\":\"m\",\"owned_by\":\"sglang\"}]}"
+#define INFO   "{\"model_path\":\"/m\",\"tp_size\":1"
+
+static uint32_t caps(const test *t)
+{
+    return atomic_load(&t->engine->caps);
+}
+
+static void test_what_an_engine_can_do(void **state)
+{
+    (void)state;
+    static const char plain[] = "{\"data\":[{\"id\":\"m\",\"owned_by\":\"me\"}]}";
+    static const struct {
+        pl_engine_kind given;
+        const char *models, *info, *old_info, *version;
+        uint32_t want;
+    } rows[] = {
+        {PL_KIND_AUTO, SGLANG, INFO "}", NULL, NULL, PL_CAP_SESSIONS},
+        {PL_KIND_AUTO, plain, INFO ",\"enable_streaming_session\":true}", NULL, NULL,
+         PL_CAP_SESSIONS | PL_CAP_STREAMING_SESSIONS},
+        {PL_KIND_SGLANG, plain, INFO ",\"enable_session_radix_cache\":true}", NULL, NULL,
+         PL_CAP_SESSIONS | PL_CAP_SESSION_TAG},
+        {PL_KIND_SGLANG, NULL, INFO ",\"enable_priority_scheduling\":true}", NULL, NULL,
+         PL_CAP_SESSIONS | PL_CAP_PRIORITY},
+        {PL_KIND_AUTO, SGLANG,
+         INFO ",\"enable_streaming_session\":false,\"perilune_engine\":{\"retention\":true}}", NULL,
+         NULL, PL_CAP_SESSIONS | PL_CAP_RETENTION},
+        /* what is not plainly true is not there */
+        {PL_KIND_AUTO, SGLANG,
+         INFO ",\"enable_streaming_session\":\"true\",\"perilune_engine\":{\"retention\":1}}", NULL,
+         NULL, PL_CAP_SESSIONS},
+        {PL_KIND_AUTO, SGLANG, NULL, INFO ",\"enable_streaming_session\":true}", NULL,
+         PL_CAP_SESSIONS | PL_CAP_STREAMING_SESSIONS},
+        {PL_KIND_AUTO, SGLANG, NULL, NULL, NULL, PL_CAP_SESSIONS},
+        {PL_KIND_AUTO, SGLANG, "[]", NULL, NULL, PL_CAP_SESSIONS},
+        {PL_KIND_VLLM, SGLANG, INFO ",\"enable_streaming_session\":true}", NULL, NULL, 0},
+        {PL_KIND_AUTO, plain, NULL, NULL, "{\"version\":\"0.9\"}", 0},
+        {PL_KIND_AUTO, plain, NULL, NULL, NULL, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        test *t = test_open((pl_engine_spec){.kind = rows[i].given});
+        t->s.models = rows[i].models;
+        t->s.server_info = rows[i].info;
+        t->s.old_info = rows[i].old_info;
+        t->s.version = rows[i].version;
+        test_start(t);
+        world_wait(&t->w, t->changes == 1);
+        if (caps(t) != rows[i].want)
+            fail_msg("row %zu: %u", i, caps(t));
+        test_close(t);
+    }
+}
+
+/* Two detect intervals at most. */
+#define checks_until(t, condition)                                                                 \
+    do {                                                                                           \
+        for (int i_ = 0; i_ < 28 && !(condition); i_++)                                            \
+            next_check(t);                                                                         \
+        assert_true(condition);                                                                    \
+    } while (0)
+
+/* An engine that was started anew with the flag, or without it, is noticed. */
+static void test_what_it_can_do_is_asked_for_again(void **state)
+{
+    (void)state;
+    test *t = test_open((pl_engine_spec){0});
+    t->s.models = SGLANG;
+    t->s.server_info = INFO "}";
+    test_start(t);
+    world_wait(&t->w, health(t) == PL_HEALTH_UP);
+    assert_int_equal(caps(t), PL_CAP_SESSIONS);
+    t->s.server_info = INFO ",\"enable_streaming_session\":true}";
+    checks_until(t, caps(t) == (PL_CAP_SESSIONS | PL_CAP_STREAMING_SESSIONS));
+    /* an open was refused: only until the next answer */
+    atomic_fetch_and(&t->engine->caps, ~(uint32_t)PL_CAP_STREAMING_SESSIONS);
+    checks_until(t, caps(t) & PL_CAP_STREAMING_SESSIONS);
+    /* no answer: what was known stays */
+    int asked = t->s.asked_info;
+    t->s.server_info = "busy";
+    t->s.kind_status = "503";
+    checks_until(t, t->s.asked_info > asked);
+    next_check(t);
+    assert_int_equal(caps(t), PL_CAP_SESSIONS | PL_CAP_STREAMING_SESSIONS);
+    assert_int_equal(health(t), PL_HEALTH_UP);
+    test_close(t);
 }
 
 static void test_rise_and_fall(void **state)
@@ -488,6 +579,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comes_up_with_its_models),
         cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_what_an_engine_can_do),
+        cmocka_unit_test(test_what_it_can_do_is_asked_for_again),
         cmocka_unit_test(test_rise_and_fall),
         cmocka_unit_test(test_first_failure_is_down),
         cmocka_unit_test(test_engine_that_refuses_and_comes),

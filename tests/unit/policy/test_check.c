@@ -119,9 +119,14 @@ static void test_errors(void **state)
             "done", 4, "arithmetic");
     refused("local pl = require 'perilune'\n"
             "return { api = 1, degrade = function(req, fault)\n return pl.QUEUE, 4 end }",
-            "degrade", 2, "for pl.ENGINE_FAILED it may answer nil, pl.RETRY or pl.REJECT");
+            "degrade", 2,
+            "for pl.NO_SESSION_ENGINE it may answer nil, pl.PROCEED, pl.RETRY or pl.REJECT");
     refused("local pl = require 'perilune'\n"
             "return { api = 1, degrade = function(req, fault)\n return pl.RETRY end }",
+            "degrade", 2, "for pl.BOUND_GONE it may answer nil, pl.REJECT or pl.REBIND");
+    refused("local pl = require 'perilune'\n"
+            "return { api = 1, degrade = function(req, fault)\n"
+            "  if fault.kind ~= pl.BOUND_GONE then return pl.RETRY end end }",
             "degrade", 2, "for pl.ALL_BUSY it may answer nil, pl.QUEUE, seconds or pl.REJECT");
     refused("return { api = 1, init = function() local t = {} for i = 1, 20000 do t[i] = i end\n"
             "  return t end, save = function(st) return st end }",
@@ -141,7 +146,6 @@ static void test_notes_what_is_hardly_meant(void **state)
                                            "admit = function() return pl.QUEUE, -4 end }"),
                          false),
                      0);
-    says("note    session: not called by this version of the router\n");
     says("note    admit: its seconds were out of range");
     assert_int_equal(run(put_file("p.lua", "return { api = 1, route = function(req, fleet)\n"
                                            "  if fleet[0].eligible then return 0, 'a reason!' end "
@@ -151,6 +155,68 @@ static void test_notes_what_is_hardly_meant(void **state)
     says("route: its reason was replaced");
     assert_int_equal(run(put_file("p.lua", "return { api = 1 }"), false), 0);
     says("hooks   none: the core's defaults decide\n");
+}
+
+/* A hook that fails for one kind of session only is found, whichever kind that is. */
+static void test_sessions_of_all_sorts_are_made_up(void **state)
+{
+    static const char *const sorts[] = {
+        "s.event == pl.SESSION_OPEN",
+        "s.event == pl.SESSION_BIND",
+        "s.event == pl.SESSION_CLOSE and s.final",
+        "s.event == pl.SESSION_TURN and s.bound_slot < 0 and s.has_parent",
+        "s.event == pl.SESSION_TURN and s.bound_slot < 0 and not s.has_parent",
+        "s.event == pl.SESSION_TURN and s.bound_slot >= 0 and s.has_parent",
+        "s.event == pl.SESSION_TURN and s.bound_slot >= 0 and not s.has_parent",
+        "s.event == pl.SESSION_TURN and s.delta and s.held_tokens > 0",
+        "s.kind == pl.ENGINE_BACKED and s:id() == 'made-up-session'",
+        "s:parent_id() == 'made-up-parent' and s.parent_hash > 0"};
+    static const char *const hooks[][2] = {{"session", "(req, s)"},
+                                           {"route", "(req, fleet) local s = req.session or {}"},
+                                           {"score", "(req, w) local s = req.session or {}"},
+                                           {"retain", "(req, w) local s = req.session or {}"}};
+    char policy[512], stage[64];
+    for (size_t i = 0; i < sizeof sorts / sizeof *sorts; i++) {
+        for (size_t k = 0; k < sizeof hooks / sizeof *hooks; k++) {
+            snprintf(policy, sizeof policy,
+                     "local pl = require 'perilune'\n"
+                     "return { api = 1, %s = function%s\n"
+                     "if s.event and %s then error('met') end\n%s end }",
+                     hooks[k][0], hooks[k][1], sorts[i], k == 2 ? "return 1" : "return nil");
+            snprintf(stage, sizeof stage, "%s: met", hooks[k][0]);
+            refused(policy, "selftest", 3, stage);
+        }
+    }
+    refused("return { api = 1, expire = function(s)\n return s.nope end }", "selftest", 2,
+            "expire: the session (s) has no field 'nope'");
+    refused("return { api = 1, expire = function(s)\n return s.event end }", "selftest", 1,
+            "expire answered 4; it must answer pl.CLOSE, pl.EXTEND with seconds, pl.DROP or nil");
+    refused("local pl = require 'perilune'\n"
+            "return { api = 1, session = function(req, s) return pl.OPEN end }",
+            "selftest", 2, "perilune has no 'OPEN' (an event of a session is pl.SESSION_OPEN)");
+}
+
+static void test_says_what_it_is_with_sessions(void **state)
+{
+    assert_int_equal(
+        run(put_file("p.lua", "local pl = require 'perilune'\n"
+                              "return { api = 1, affinity = 'soft',\n"
+                              "session = function(req, s) return -1 end,\n"
+                              "retain = function(req, w) return -w.inflight - 1 end,\n"
+                              "expire = function(s) return pl.EXTEND, s.ttl_seconds end,\n"
+                              "degrade = function(req, fault)\n"
+                              "  if fault.kind == pl.ENGINE_FAILED then return pl.RETRY end end }"),
+            false),
+        0);
+    says("hooks   session retain degrade expire\naffinity soft\n");
+    says("session compiled: yes");
+    says("retain  compiled: yes");
+    says("note    session: its ttl_seconds were below 0");
+    says("note    retain: its retention_seconds were below 0");
+    says("note    degrade: with fault.delta it may answer nil or pl.REJECT");
+    assert_int_equal(run("sticky_sessions", true), 0);
+    says("\"affinity\": \"hard\"");
+    assert_null(strstr(text, "below 0"));
 }
 
 static void test_an_early_answer_is_compiled(void **state)
@@ -200,6 +266,8 @@ int main(void)
         cmocka_unit_test(test_hooks_and_hash),
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_notes_what_is_hardly_meant),
+        cmocka_unit_test(test_sessions_of_all_sorts_are_made_up),
+        cmocka_unit_test(test_says_what_it_is_with_sessions),
         cmocka_unit_test(test_an_early_answer_is_compiled),
         cmocka_unit_test(test_selftest_leaves_the_shared_numbers_alone),
     };

@@ -69,6 +69,29 @@ static int hook_number(const char *name)
     return 0;
 }
 
+/* A turn of a session around the decision, and one that has expired. */
+static void session_hooks(pl_decider *d, pl_ask *ask)
+{
+    pl_session_choice choice = {.ttl_seconds = 300, .kind = PL_ROUTER_ONLY};
+    pl_retain_choice keep = {.retention_seconds = -1};
+    double seconds;
+    pl_str id = misbehave ? PL_STR("misbehave") : PL_STR("behave");
+    pl_request_view names = {.session_id = id};
+    struct pl_session s = {
+        .ttl_seconds = 300, .event = PL_SESSION_TURN, .kind = PL_ROUTER_ONLY, .bound_slot = -1};
+    pl_ask turn = *ask;
+    turn.session = s;
+    turn.strings.session_id = id;
+    pl_decide_session(d, &turn, 3600, &choice);
+    assert_true(choice.ttl_seconds >= 0 && choice.ttl_seconds <= 3600);
+    assert_int_equal(choice.kind, PL_ROUTER_ONLY);
+    pl_decide_retain(d, &turn, ask->model->workers[0], &keep);
+    assert_true(keep.retention_seconds >= -1 && keep.retention_seconds <= 86400);
+    int action = pl_decide_expire(d, &s, &names, 3600, &seconds);
+    assert_true(action == PL_CLOSE || action == PL_DROP || action == PL_EXTEND);
+    assert_true(action != PL_EXTEND || (seconds > 0 && seconds <= 3600));
+}
+
 static void served(const char *path, int hook)
 {
     pl_vm *vm;
@@ -98,6 +121,7 @@ static void served(const char *path, int hook)
         misbehave = round == 149; /* in compiled code */
         pl_decide(d, &ask, &out);
         assert_true(out.kind != PL_NO_WORKER);
+        session_hooks(d, &ask);
         pl_decide_done(d, &ask, &outcome);
         if (round % 50 == 49)
             pl_decider_tick(d, round);

@@ -1,4 +1,4 @@
-/* What every affinity store must do. A store's test includes this, defines the five functions
+/* What every affinity store must do. A store's test includes this, defines the functions
  * declared first, and runs STORE_SUITE with its own tests behind. Time is whatever suite_pass
  * makes of it. */
 #ifndef PL_TEST_STORE_SUITE_H
@@ -26,6 +26,11 @@ static void suite_close(suite *s);
 /* Lets time pass without telling the store. */
 static void suite_pass(suite *s, uint64_t ms);
 static uint64_t suite_now_ns(suite *s);
+/* pl_store_advance, and what it started has been done. */
+static void suite_advance(suite *s);
+/* What an access found expired has been reported; a shared store's next sweep does that. */
+static void suite_reported(suite *s);
+static int suite_list(suite *s, pl_store_list_call *c);
 /* Returns when a pending call has been answered. */
 static void suite_settle(suite *s, pl_store_call *c);
 
@@ -81,6 +86,28 @@ static pl_store_call put_call(const char *id, int32_t slot, pl_session_kind kind
     return c;
 }
 
+static pl_store_call turn_call(pl_store_op op, const char *id, uint64_t owner, uint32_t lease_ms)
+{
+    pl_store_call c = call_of(op, id);
+    c.owner = owner;
+    c.lease_ms = lease_ms;
+    return c;
+}
+
+static int leased(suite *s, const char *id, uint64_t owner, uint32_t lease_ms)
+{
+    pl_store_call c = turn_call(PL_STORE_LEASE, id, owner, lease_ms);
+    return run(s, &c);
+}
+
+static int released(suite *s, const char *id, uint64_t owner, const char *note)
+{
+    pl_store_call c = turn_call(PL_STORE_RELEASE, id, owner, 0);
+    c.binding.note.n = (uint8_t)strlen(note);
+    memcpy(c.binding.note.bytes, note, strlen(note));
+    return run(s, &c);
+}
+
 /* The version of the new binding. */
 static uint64_t bound(suite *s, const char *id, int32_t slot, pl_session_kind kind, uint32_t ttl_ms)
 {
@@ -132,6 +159,12 @@ static void assert_same(const pl_binding *a, const pl_binding *b)
     assert_int_equal(a->ttl_ms, b->ttl_ms);
     assert_int_equal(a->deadline_ns, b->deadline_ns);
     assert_int_equal(a->version, b->version);
+    assert_int_equal(a->turns, b->turns);
+    assert_int_equal(a->parent_hash, b->parent_hash);
+    assert_int_equal(a->used_at_ns, b->used_at_ns);
+    assert_in_range(a->opened_at_ns, b->opened_at_ns - 1000000, b->opened_at_ns + 1000000);
+    assert_int_equal(a->note.n, b->note.n);
+    assert_memory_equal(a->note.bytes, b->note.bytes, a->note.n);
 }
 
 /* --- time --- */
@@ -144,7 +177,7 @@ static void get_refreshes_and_peek_does_not(void **state)
     bound(s, "watched", 2, ENGINE, 10000);
     for (int i = 0; i < 6; i++) {
         suite_pass(s, 4000);
-        pl_store_advance(s->store);
+        suite_advance(s);
         assert_int_equal(got(s, "kept"), 1);
         assert_int_equal(peeked(s, "watched"), i < 2 ? 2 : -1);
     }
@@ -154,7 +187,7 @@ static void get_refreshes_and_peek_does_not(void **state)
     suite_pass(s, 9000);
     assert_int_equal(peeked(s, "kept"), 1);
     suite_pass(s, 2000);
-    pl_store_advance(s->store);
+    suite_advance(s);
     assert_int_equal(peeked(s, "kept"), -1);
     assert_int_equal(s->expired, 2);
     suite_close(s);
@@ -173,12 +206,12 @@ static void due_sessions_expire_within_a_second_without_being_touched(void **sta
             int before = s->expired;
             bound(s, "due", 1, k ? ENGINE : ROUTER, ttls[i]);
             suite_pass(s, ttls[i] - 1);
-            pl_store_advance(s->store);
+            suite_advance(s);
             assert_int_equal(held(s), 1);
             assert_int_equal(s->expired, before);
             for (unsigned ms = 0; ms < PL_STORE_DUE_MS; ms += PL_STORE_ADVANCE_MS) {
                 suite_pass(s, PL_STORE_ADVANCE_MS);
-                pl_store_advance(s->store);
+                suite_advance(s);
             }
             assert_int_equal(held(s), 0);
             assert_int_equal(s->expired, before + (int)k);
@@ -204,8 +237,9 @@ static void expiry_on_access(void **state)
                                                  : call_of((pl_store_op)op, "old");
             assert_int_equal(run(s, &c), op == PL_STORE_PUT ? 0 : PL_ENOTFOUND);
             assert_false(c.had_old);
+            suite_reported(s);
             assert_int_equal(s->expired, k);
-            pl_store_advance(s->store);
+            suite_advance(s);
             assert_int_equal(s->expired, k); /* once */
             pl_store_call gone = call_of(PL_STORE_REMOVE, "old");
             assert_int_equal(run(s, &gone), op == PL_STORE_PUT ? 0 : PL_ENOTFOUND);
@@ -225,7 +259,7 @@ static void a_rebind_is_not_removed_by_the_old_expiry(void **state)
     assert_true(c.had_old);
     for (int i = 0; i < 9; i++) {
         suite_pass(s, 500);
-        pl_store_advance(s->store);
+        suite_advance(s);
         assert_int_equal(peeked(s, "moved"), 2);
     }
     assert_int_equal(s->expired, 0);
@@ -234,7 +268,7 @@ static void a_rebind_is_not_removed_by_the_old_expiry(void **state)
     bound(s, "moved", 4, ENGINE, 700);
     suite_pass(s, 700);
     suite_pass(s, PL_STORE_ADVANCE_MS);
-    pl_store_advance(s->store);
+    suite_advance(s);
     assert_int_equal(s->expired, 1);
     assert_int_equal(s->last.slot, 4);
     suite_close(s);
@@ -260,9 +294,10 @@ static void the_callback_may_use_the_store(void **state)
     for (int i = 0; i < 10; i++) { /* by the sweep and by access */
         suite_pass(s, 2000);
         if (i % 2)
-            pl_store_advance(s->store);
+            suite_advance(s);
         else
             assert_int_equal(got(s, "phoenix"), -1);
+        suite_reported(s);
         assert_int_equal(s->expired, i + 1);
         assert_int_equal(peeked(s, "phoenix"), i + 2);
     }
@@ -335,7 +370,7 @@ static void bad_calls_are_refused_and_change_nothing(void **state)
     suite *s = *state;
     suite_open(s, 100);
     bound(s, "a", 1, ENGINE, 1000);
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 13; i++) {
         pl_store_call c = put_call("a", 2, ROUTER, 5000);
         switch (i) {
         case 0:
@@ -365,13 +400,42 @@ static void bad_calls_are_refused_and_change_nothing(void **state)
         case 8:
             c.binding.kind = (pl_session_kind)2;
             break;
+        case 9:
+            c.binding.note.n = sizeof c.binding.note.bytes + 1;
+            break;
+        case 10: /* a lease on a router-only one */
+            c.owner = 7;
+            c.lease_ms = 1000;
+            break;
+        case 11:
+            c.binding.kind = ENGINE;
+            c.owner = 7;
+            break;
+        case 12:
+            c.binding.kind = ENGINE;
+            c.owner = 7;
+            c.lease_ms = PL_SESSION_MAX_TTL_MS + 1;
+            break;
         }
         assert_int_equal(run(s, &c), PL_EINVALID);
-        for (int op = PL_STORE_GET; i < 3 && op <= PL_STORE_REMOVE; op++) {
+        for (int op = PL_STORE_GET; i < 3 && op <= PL_STORE_RELEASE; op++) {
             c.op = (pl_store_op)op;
+            c.owner = 7;
+            c.lease_ms = 1000;
             assert_int_equal(run(s, &c), PL_EINVALID);
         }
     }
+    pl_store_call none = turn_call(PL_STORE_LEASE, "a", 0, 1000); /* nobody's */
+    assert_int_equal(run(s, &none), PL_EINVALID);
+    none.op = PL_STORE_RELEASE;
+    assert_int_equal(run(s, &none), PL_EINVALID);
+    none = turn_call(PL_STORE_LEASE, "a", 7, 0);
+    assert_int_equal(run(s, &none), PL_EINVALID);
+    none = turn_call(PL_STORE_RELEASE, "a", 7, 0);
+    none.binding.note.n = 80;
+    assert_int_equal(run(s, &none), PL_EINVALID);
+    none = call_of((pl_store_op)(PL_STORE_RELEASE + 1), "a");
+    assert_int_equal(run(s, &none), PL_EINVALID);
     assert_int_equal(held(s), 1);
     assert_int_equal(peeked(s, "a"), 1);
     suite_close(s);
@@ -411,7 +475,7 @@ static void remove_and_rebind_hand_back_the_binding(void **state)
         assert_int_equal(held(s), 0);
     }
     suite_pass(s, 60000);
-    pl_store_advance(s->store);
+    suite_advance(s);
     assert_int_equal(s->expired, 0); /* none of them was left to expire */
     suite_close(s);
 }
@@ -460,6 +524,7 @@ static void conditions_hold(void **state)
     suite_pass(s, 5000);
     second.name = named("a");
     assert_int_equal(run(s, &second), 0);
+    suite_reported(s);
     assert_int_equal(s->expired, 1);
     suite_close(s);
 }
@@ -507,11 +572,12 @@ static void at_the_cap_the_least_recently_used_router_only_session_goes(void **s
     assert_int_equal(st.engine_backed, 5);
     /* an expired one makes room */
     suite_pass(s, 600000 + PL_STORE_DUE_MS);
-    pl_store_advance(s->store);
+    suite_advance(s);
     bound(s, "n4", 14, ENGINE, 600000);
     suite_close(s);
 }
 
+#include "store_leases.h"
 #include "store_model.h"
 
 #define STORE_SUITE                                                                                \
@@ -527,6 +593,12 @@ static void at_the_cap_the_least_recently_used_router_only_session_goes(void **s
         cmocka_unit_test_setup(conditions_hold, fresh_suite),                                      \
         cmocka_unit_test_setup(at_the_cap_the_least_recently_used_router_only_session_goes,        \
                                fresh_suite),                                                       \
+        cmocka_unit_test_setup(a_binding_carries_what_its_owner_keeps, fresh_suite),               \
+        cmocka_unit_test_setup(one_turn_at_a_time, fresh_suite),                                   \
+        cmocka_unit_test_setup(a_leased_session_does_not_expire, fresh_suite),                     \
+        cmocka_unit_test_setup(a_lease_that_is_not_renewed_ends, fresh_suite),                     \
+        cmocka_unit_test_setup(a_rebind_takes_the_lease_with_it, fresh_suite),                     \
+        cmocka_unit_test_setup(a_list_has_each_session_once, fresh_suite),                         \
         cmocka_unit_test_setup(agrees_with_a_model, fresh_suite)
 
 static int fresh_suite(void **state)

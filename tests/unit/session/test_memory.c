@@ -39,6 +39,23 @@ static uint64_t suite_now_ns(suite *s)
     return read_clock(NULL);
 }
 
+static void suite_advance(suite *s)
+{
+    pl_store_advance(s->store);
+}
+
+static void suite_reported(suite *s)
+{
+    (void)s; /* at once */
+}
+
+static int suite_list(suite *s, pl_store_list_call *c)
+{
+    int rc = pl_store_list(s->store, c);
+    assert_int_equal(rc, c->result);
+    return rc;
+}
+
 static void suite_settle(suite *s, pl_store_call *c)
 {
     (void)s;
@@ -75,6 +92,14 @@ static void account_expired(void *ctx, const pl_session_name *name, const pl_bin
     book(ctx, name, b, -1);
 }
 
+static void check_listed(pl_store_list_call *c, const pl_session_name *name, const pl_binding *b)
+{
+    (void)c;
+    if (b->slot != name->id.p[0] - '0' + 8 * (name->id.p[1] - 'a') ||
+        (b->note.n && memcmp(b->note.bytes, name->id.p, 2) != 0))
+        abort(); /* torn */
+}
+
 static void *use_store(void *arg)
 {
     account *a = arg;
@@ -85,18 +110,29 @@ static void *use_store(void *arg)
         atomic_fetch_add(&clock_ns, 200000); /* 16 s in all, whatever drive_time gets to */
         uint32_t which = pl_rng_below(&rng, SHARED_NAMES);
         char id[2] = {(char)('0' + which % 8), (char)('a' + which / 8)};
-        pl_store_call c = {.op = (pl_store_op)pl_rng_below(&rng, 4),
+        pl_store_call c = {.op = (pl_store_op)pl_rng_below(&rng, 6),
                            .name = {PL_STR("acme"), {id, 2}},
                            .when = (pl_store_when)pl_rng_below(&rng, 3)};
         c.binding = (pl_binding){.slot = (int32_t)which,
                                  .kind = (pl_session_kind)pl_rng_below(&rng, 2),
                                  .ttl_ms = 1 + pl_rng_below(&rng, 3000)};
+        if (c.op >= PL_STORE_LEASE) {
+            c.owner = 1 + pl_rng_below(&rng, 2);
+            c.lease_ms = 1 + pl_rng_below(&rng, 1500);
+            c.binding.note = (pl_note){2, {id[0], id[1]}};
+        }
         int rc = pl_store_start(a->store, &c);
+        if (i % 64 == 0) {
+            pl_store_list_call l = {.limit = 50, .each = check_listed};
+            if (pl_store_list(a->store, &l) != 0)
+                abort();
+        }
         if (rc == 0 && c.op == PL_STORE_PUT)
             book(a, &c.name, &c.binding, 1);
         if (rc == 0 && c.op >= PL_STORE_PUT && c.had_old)
             book(a, &c.name, &c.old, -1);
-        if (rc == 0 && c.op <= PL_STORE_PEEK && c.binding.slot != (int32_t)which)
+        if (rc == 0 && c.op != PL_STORE_PUT && c.op != PL_STORE_REMOVE &&
+            c.binding.slot != (int32_t)which)
             abort(); /* another session's binding */
     }
     return NULL;
@@ -246,33 +282,35 @@ static void memory_is_compact_and_goes_back(void **state)
 {
     suite *s = *state;
     enum { MANY = 200000 };
-    suite_open(s, MANY);
-    pl_store_stats st;
-    pl_store_stats_read(s->store, &st);
-    uint64_t empty = st.bytes;
-    assert_true(empty < 1 << 20);
-    char id[64];
-    for (int i = 0; i < MANY; i++) {
-        snprintf(id, sizeof id, "5f1c%08x-7c3e-4b1f-9d52-0123456789", i); /* a UUID's length */
-        bound(s, id, i % 50, i % 2 ? ROUTER : ENGINE, 1000 + (uint32_t)i % 5000);
+    for (int kind = ROUTER; kind <= ENGINE; kind++) {
+        suite_open(s, MANY);
+        pl_store_stats st;
+        pl_store_stats_read(s->store, &st);
+        uint64_t empty = st.bytes;
+        assert_true(empty < 1 << 20);
+        char id[64];
+        for (int i = 0; i < MANY; i++) {
+            snprintf(id, sizeof id, "5f1c%08x-7c3e-4b1f-9d52-0123456789", i); /* a UUID's length */
+            bound(s, id, i % 50, (pl_session_kind)kind, 1000 + (uint32_t)i % 5000);
+        }
+        pl_store_stats_read(s->store, &st);
+        assert_int_equal(st.router_only + st.engine_backed, MANY);
+        uint64_t each = (st.bytes - empty) / MANY;
+        assert_in_range(each, 112, kind == ENGINE ? 290 : 180);
+        for (int i = 0; i < MANY; i += 997) {
+            snprintf(id, sizeof id, "5f1c%08x-7c3e-4b1f-9d52-0123456789", i);
+            assert_int_equal(peeked(s, id), i % 50);
+        }
+        for (int i = 0; i < 15; i++) {
+            suite_pass(s, 500);
+            suite_advance(s);
+        }
+        pl_store_stats_read(s->store, &st);
+        assert_int_equal(st.router_only + st.engine_backed, 0);
+        assert_int_equal(s->expired, kind == ENGINE ? MANY : 0);
+        assert_true(st.bytes < empty + (20u << 20)); /* the first chunk of each shard stays */
+        suite_close(s);
     }
-    pl_store_stats_read(s->store, &st);
-    assert_int_equal(st.router_only + st.engine_backed, MANY);
-    uint64_t each = (st.bytes - empty) / MANY;
-    assert_in_range(each, 96, 144);
-    for (int i = 0; i < MANY; i += 997) {
-        snprintf(id, sizeof id, "5f1c%08x-7c3e-4b1f-9d52-0123456789", i);
-        assert_int_equal(peeked(s, id), i % 50);
-    }
-    for (int i = 0; i < 15; i++) {
-        suite_pass(s, 500);
-        pl_store_advance(s->store);
-    }
-    pl_store_stats_read(s->store, &st);
-    assert_int_equal(st.router_only + st.engine_backed, 0);
-    assert_int_equal(s->expired, MANY / 2);
-    assert_true(st.bytes < empty + (20u << 20)); /* the first chunk of each shard stays */
-    suite_close(s);
 }
 
 static void options_are_checked(void **state)

@@ -28,7 +28,7 @@ static pl_shard_ref insert(pl_shard *s, const pl_shard_key *k, int32_t slot)
     pl_shard_ref ref = pl_shard_insert(s, k);
     assert_int_not_equal(ref, 0);
     pl_binding b = {.slot = slot, .kind = PL_SESSION_ROUTER_ONLY, .ttl_ms = 1000};
-    pl_shard_bind(s, ref, &b, 1000000000);
+    pl_shard_bind(s, ref, &b, 1000000000, 0, 0);
     return ref;
 }
 
@@ -108,9 +108,10 @@ static void a_sweep_looks_at_what_is_due(void **state)
         snprintf(id, sizeof id, "%d", i);
         pl_shard_key k = key("acme", id, (uint64_t)i * 0x9e3779b97f4a7c15u);
         pl_shard_ref ref = pl_shard_insert(&s, &k);
+        assert_true(pl_shard_extra_ready(&s));
         pl_binding b = {.kind = PL_SESSION_ENGINE_BACKED,
                         .ttl_ms = i < DUE ? 20000 : 3600000 + (uint32_t)i * 50};
-        pl_shard_bind(&s, ref, &b, now_ns);
+        pl_shard_bind(&s, ref, &b, now_ns, 0, 0);
     }
     int looked = 0, found = 0;
     for (int step = 0; step < 240; step++) { /* two minutes */

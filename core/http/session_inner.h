@@ -1,0 +1,39 @@
+/* A request's session, inside: what session.c (wish, binding, opening) and session_turn.c (what
+ * goes to the engine, the answer, the end) share. Nobody else includes it. */
+#ifndef PL_SESSION_INNER_H
+#define PL_SESSION_INNER_H
+
+#include "http/request.h"
+
+typedef enum pl_rq_phase {
+    PHASE_READ,      /* the wish is known */
+    PHASE_BEGINNING, /* pl_turn_begin will answer */
+    PHASE_HELD,      /* the turn is ours until pl_turn_end */
+    PHASE_OPENING,   /* as HELD, and pl_turn_open will answer */
+    PHASE_OVER
+} pl_rq_phase;
+
+struct pl_rq_session {
+    pl_turn turn;
+    pl_request *rq;
+    pl_wish wish; /* its strings are in `names` */
+    pl_wish_open native;
+    pl_rq_phase phase;
+    uint64_t hash;        /* of (tenant, id) */
+    double ttl_seconds;   /* 0: no affinity for this turn */
+    int kind;             /* PL_ROUTER_ONLY, PL_ENGINE_BACKED: what it is, or is to be */
+    bool open;            /* still to be opened on the worker that is chosen */
+    bool opened;          /* by this request */
+    int opens;            /* tried */
+    bool inside;          /* the try under way goes into the engine's session */
+    bool answered_ok;     /* its answer's head was a 2xx */
+    bool ended;           /* its answer came to its end */
+    pl_history_plan plan; /* with inside */
+    pl_reply *reply;      /* with inside; NULL when out of memory */
+    char *sent;           /* the bytes of the try, which outlive the exchange */
+    pl_timer discard_timer;
+    const char *label; /* x-perilune-session; static */
+    char names[];
+};
+
+#endif

@@ -1,0 +1,10 @@
+-- expect: served retain
+-- retain answers NaN seconds. Behaves until a request carries the header x-misbehave; then it
+-- misbehaves in that call. That request must be answered all the same, with its body left
+-- alone, and the error counted for the hook.
+local policy = { api = 1, name = "retain_nan" }
+function policy.retain(req)
+  if req:header("x-misbehave") then return 0 / 0 end
+  return nil
+end
+return policy

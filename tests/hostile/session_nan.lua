@@ -1,0 +1,10 @@
+-- expect: served session
+-- session answers NaN seconds. Behaves until a request carries the header x-misbehave; then it
+-- misbehaves in that call. That request must be answered all the same, with what the session
+-- was given, and the error counted for the hook.
+local policy = { api = 1, name = "session_nan" }
+function policy.session(req, s)
+  if req:header("x-misbehave") then return 0 / 0 end
+  return s.ttl_seconds
+end
+return policy

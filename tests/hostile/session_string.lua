@@ -1,0 +1,10 @@
+-- expect: served session
+-- session answers a text for seconds. Behaves until a request carries the header x-misbehave;
+-- then it misbehaves in that call. That request must be answered all the same, with what the
+-- session was given, and the error counted for the hook.
+local policy = { api = 1, name = "session_string" }
+function policy.session(req, s)
+  if req:header("x-misbehave") then return "60" end
+  return s.ttl_seconds
+end
+return policy
