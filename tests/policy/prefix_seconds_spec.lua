@@ -99,10 +99,10 @@ describe("prefix_seconds", function()
         return { waiting_requests = 4, running_requests = 2, inflight = ours, gauges_age_seconds = 0 }
       end
       -- 4 wait and 2 run, 1 is ours: all 4 may be others'
-      assert.near(4096, tokens there(1), 1e-6)
+      assert.near(4096, tokens(there(1)), 1e-6)
       -- 5 are ours: 1 is not
-      assert.near(1024, tokens there(5), 1e-6)
-      assert.near(0, tokens there(6), 1e-6)
+      assert.near(1024, tokens(there(5)), 1e-6)
+      assert.near(0, tokens(there(6)), 1e-6)
     end)
 
     it("count less the older they are, and not at all when unknown", function()
