@@ -177,6 +177,7 @@ static void on_kind(pl_detect *d, const pl_fetch_result *r, const json_t *json)
         d->found.kind = PL_KIND_SGLANG;
         d->found.caps_known = true;
         d->found.caps = caps_of(json);
+        d->found.info = r->body;
     } else if (kind_of(d) == PL_KIND_SGLANG) {
         if (answered && d->step == SERVER_INFO && ask(d, OLD_INFO))
             return;

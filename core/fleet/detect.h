@@ -15,6 +15,7 @@ typedef struct pl_detected {
     bool no_models;      /* it has no /v1/models */
     bool caps_known;     /* else what was known of them stays */
     uint32_t caps;       /* bits of pl_engine_caps */
+    pl_str info;         /* SGLang's /server_info as it came; {NULL,0}: none */
     const pl_str *ids;   /* in the engine's order */
     int ids_n;
     int dropped; /* ids that are too long, not printable or too many */

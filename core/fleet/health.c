@@ -55,6 +55,7 @@ struct pl_health_monitor {
     pl_health_options o;
     char *path;
     void (*changed)(void *ctx, pl_engine *e);
+    void (*described)(void *ctx, pl_engine *e, pl_str info);
     void *ctx;
     pl_rng rng;
     probe *probes;
@@ -212,6 +213,8 @@ static void on_detected(void *user, const pl_detected *found)
     enter(m);
     if (found->err == 0) {
         apply(p, found);
+        if (found->info.n && m->described && !p->gone)
+            m->described(m->ctx, p->engine, found->info);
     } else {
         p->detected = false;
         if (!p->warned)
@@ -224,6 +227,12 @@ static void on_detected(void *user, const pl_detected *found)
         set_health(p, PL_HEALTH_UP, NULL);
     wait_for_next(p);
     leave(m);
+}
+
+void pl_health_on_info(pl_health_monitor *m,
+                       void (*described)(void *ctx, pl_engine *e, pl_str info))
+{
+    m->described = described;
 }
 
 /* --- CHECKING --- */
