@@ -69,6 +69,7 @@ struct pl_router {
     uv_timer_t control_wheel_timer;
     pl_mailbox control_mailbox;
     pl_health_monitor *health;
+    pl_gauges *gauges;
     struct pl_admin *admin;
     struct pl_reload *reload; /* the reload under way, NULL when none */
     pl_policy_source *source; /* of the running generation */

@@ -192,6 +192,12 @@ static void apply(probe *p, const pl_detected *found)
         tell_detected(p, found, kind);
     if (found->caps_known)
         set_caps(e, found->caps);
+    for (int i = 0; i < e->workers_n; i++) {
+        if (found->block_tokens)
+            atomic_store(&e->workers[i].block_tokens, found->block_tokens);
+        if (found->kv_tokens)
+            atomic_store(&e->workers[i].kv_tokens, found->kv_tokens);
+    }
     if (found->no_models && !e->models_given && !p->no_models_told) {
         p->no_models_told = true;
         pl_log(PL_LOG_WARN, "engine_without_models",
