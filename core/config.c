@@ -42,6 +42,12 @@ int pl_config_init(pl_config *c)
         .max_sessions = 1000000,
     };
     pl_sessions_options_default(&c->sessions);
+    pl_holdings_options_default(&c->holdings);
+    c->routed_ttl_ms = c->holdings.routed_ttl_ms;
+    c->predicted_ttl_ms = c->holdings.predicted_ttl_ms;
+    c->trust = (pl_trust_options)PL_TRUST_DEFAULTS;
+    c->tokenize_ms = PL_TOKCACHE_BUDGET_MS;
+    c->tokenize_bytes = (uint64_t)256 << 20;
     pl_server_options_default(&c->server);
     pl_pool_options_default(&c->pool);
     pl_health_options_default(&c->health);
@@ -168,6 +174,8 @@ int pl_config_finish(pl_config *c, pl_errbuf *eb)
     int rc = check_addresses(c, eb);
     if (rc != 0)
         return rc;
+    c->holdings.routed_ttl_ms = (uint32_t)c->routed_ttl_ms;
+    c->holdings.predicted_ttl_ms = (uint32_t)c->predicted_ttl_ms;
     c->wish.filter = pl_wish_filter(c->wish.headers, c->wish.headers_n);
     for (int i = 0; i < c->engines_n; i++)
         for (int k = 0; k < i; k++)

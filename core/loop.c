@@ -86,6 +86,8 @@ int pl_loop_init(pl_loop *l, pl_router *r, int index, pl_vm *vm, const struct so
     rc = pl_affinity_loop(l, eb);
     if (rc != 0)
         return rc;
+    if (r->holdings && !(l->holdings = pl_holdings_loop_new(r->holdings)))
+        return pl_fail(eb, PL_ENOMEM, "out of memory");
     rc = pl_server_listen(l->server, addr, reuse_port, bound_port);
     if (rc != 0) {
         char text[80];
@@ -285,6 +287,7 @@ void pl_loop_free(pl_loop *l)
     if (l->mailbox_ready)
         pl_mailbox_destroy(&l->mailbox);
     uv_loop_close(&l->uv);
+    pl_holdings_loop_free(l->holdings);
     pl_decider_free(l->decider);
     if (l->candidate)
         pl_vm_free(l->candidate);

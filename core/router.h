@@ -38,6 +38,7 @@ struct pl_loop {
     pl_decider *decider;
     struct pl_store *store; /* this loop's handle; the router's when they share one */
     struct pl_sessions_loop *sessions;
+    pl_holdings_loop *holdings; /* NULL: kv.use is off */
     pl_view *view;
     struct pl_pool_map *pools; /* engine id -> pl_pool (http/proxy.c) */
     pl_vm *candidate;          /* a reload's VM, initialised and waiting for commit */
@@ -61,7 +62,11 @@ struct pl_router {
     pl_shared *shared;
     struct pl_store *store; /* the control thread's handle */
     struct pl_sessions *sessions;
-    pl_timer store_timer; /* expiry */
+    pl_timer store_timer;           /* expiry */
+    struct pl_knowledge *knowledge; /* knowledge.c; NULL: kv.use is off */
+    pl_holdings *holdings;          /* NULL: the same */
+    struct pl_feed *feed;
+    struct pl_tokcache *tokcache; /* NULL: engines are not asked to tokenize */
     pl_loop *loops;
     int loops_n;
     uv_loop_t control;

@@ -189,6 +189,7 @@ static void on_kind(pl_detect *d, const pl_fetch_result *r, const json_t *json)
         d->found.caps_known = true;
         d->found.caps = caps_of(json);
         read_sizes(&d->found, json);
+        d->found.info = r->body;
     } else if (kind_of(d) == PL_KIND_SGLANG) {
         if (answered && d->step == SERVER_INFO && ask(d, OLD_INFO))
             return;

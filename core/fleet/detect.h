@@ -17,6 +17,7 @@ typedef struct pl_detected {
     uint32_t caps;        /* bits of pl_engine_caps */
     int32_t block_tokens; /* of its KV blocks; 0: not told */
     int64_t kv_tokens;    /* capacity of one rank's KV cache; 0: not told */
+    pl_str info;          /* SGLang's /server_info as it came; {NULL,0}: none */
     const pl_str *ids;    /* in the engine's order */
     int ids_n;
     int dropped; /* ids that are too long, not printable or too many */

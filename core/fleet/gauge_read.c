@@ -8,6 +8,7 @@
 
 #include "base/err.h"
 #include "fleet/prom.h"
+#include "policy_abi.h"
 
 #define MAX_REQUESTS 1e9
 
@@ -255,12 +256,18 @@ static pl_gauge_values together(const pl_gauge_set *set)
     return all;
 }
 
+void pl_gauges_sizes(pl_worker_state *w, int32_t block_tokens, int64_t kv_tokens)
+{
+    bool by_events = atomic_load_explicit(&w->kv_trust, memory_order_relaxed) != PL_KV_ROUTED;
+    if (block_tokens && !w->engine->block_tokens && !by_events)
+        atomic_store_explicit(&w->block_tokens, block_tokens, memory_order_relaxed);
+    if (kv_tokens)
+        atomic_store_explicit(&w->kv_tokens, kv_tokens, memory_order_relaxed);
+}
+
 static void write_sizes(pl_worker_state *w, const pl_gauge_values *v)
 {
-    if (v->block_tokens)
-        atomic_store_explicit(&w->block_tokens, v->block_tokens, memory_order_relaxed);
-    if (v->kv_tokens)
-        atomic_store_explicit(&w->kv_tokens, v->kv_tokens, memory_order_relaxed);
+    pl_gauges_sizes(w, v->block_tokens, v->kv_tokens);
 }
 
 static bool write_load(pl_worker_state *w, const pl_gauge_values *v, uint64_t at_ns)
@@ -286,9 +293,8 @@ int pl_gauges_apply(const pl_gauge_set *set, pl_engine *e, uint64_t at_ns)
     int written = 0;
     for (int i = 0; i < e->workers_n; i++) {
         pl_worker_state *w = &e->workers[i];
-        if (set->unranked.block_tokens) /* all ranks have the same; a capacity may be their sum */
-            atomic_store_explicit(&w->block_tokens, set->unranked.block_tokens,
-                                  memory_order_relaxed);
+        /* all ranks have the same block size; a capacity may be their sum */
+        pl_gauges_sizes(w, set->unranked.block_tokens, 0);
         if (i >= set->ranks_n)
             continue;
         write_sizes(w, &set->ranks[i]);

@@ -33,6 +33,10 @@ int pl_gauges_of_loads(pl_str json, pl_gauge_set *set);
  * at_ns (machine clock) is when the engine was asked. The number of workers written. */
 int pl_gauges_apply(const pl_gauge_set *set, pl_engine *e, uint64_t at_ns);
 
+/* What an engine says of its sizes (0: nothing). A configured block size wins, then that of its KV
+ * events: what is counted and what is indexed must be the same blocks. */
+void pl_gauges_sizes(pl_worker_state *w, int32_t block_tokens, int64_t kv_tokens);
+
 /* Bounds of what is believed of block sizes and capacities. */
 #define PL_GAUGE_MAX_BLOCK_TOKENS 65536
 #define PL_GAUGE_MAX_KV_TOKENS    1e12

@@ -81,14 +81,6 @@ pl_str pl_member_string(pl_arena *a, const pl_member *m)
     return (pl_str){p, p ? pl_json_unescape(inside, p) : 0};
 }
 
-bool pl_object_is_empty(pl_str object)
-{
-    size_t i = 1;
-    while (i < object.n && strchr(" \t\r\n", object.p[i]))
-        i++;
-    return i < object.n && object.p[i] == '}';
-}
-
 pl_member pl_object_find(pl_str object, pl_str wanted)
 {
     pl_json j;

@@ -104,7 +104,13 @@ pl_member pl_scan_find(pl_str body, const pl_scan *s, pl_str name);
 pl_member pl_object_find(pl_str object, pl_str name);
 
 /* Is a valid object's raw text without a member? */
-bool pl_object_is_empty(pl_str object);
+static inline bool pl_object_is_empty(pl_str object)
+{
+    size_t i = 1;
+    while (i < object.n && (object.p[i] == ' ' || (object.p[i] >= '\t' && object.p[i] <= '\r')))
+        i++;
+    return i < object.n && object.p[i] == '}';
+}
 
 /* Numbers: 0 and *out, PL_ENOTFOUND when absent or null, PL_EINVALID when not a number that a
  * double holds (or written with more than 63 characters). */

@@ -28,46 +28,55 @@ static pl_digest mix(uint64_t tag, pl_digest a, pl_digest b)
     return hash(v, sizeof v);
 }
 
-/* Is p[0..5] the escape of a surrogate whose second digit is one of these? */
-static bool surrogate(const char *p, const char *digits)
+static bool surrogate(const char *p, const char *second_digits)
 {
-    return p[0] == '\\' && p[1] == 'u' && (p[2] | 0x20) == 'd' && strchr(digits, p[3] | 0x20);
+    return p[0] == '\\' && p[1] == 'u' && (p[2] | 0x20) == 'd' &&
+           strchr(second_digits, p[3] | 0x20);
 }
 
-/* Raw bytes from p of at most 480, to where a string may be cut: not inside an escape, nor between
- * the two of a surrogate pair. */
-static size_t piece(const char *p, size_t n)
+size_t pl_canon_escape(const char *p, size_t n)
 {
-    size_t i = 0;
-    while (i < n && i < 480) {
-        size_t step = 1;
-        if (p[i] == '\\') {
-            step = p[i + 1] == 'u' ? 6 : 2;
-            if (step == 6 && n - i >= 12 && surrogate(p + i, "89ab") &&
-                surrogate(p + i + 6, "cdef"))
-                step = 12;
-        }
-        i += step;
-    }
-    return i;
+    if (p[1] != 'u')
+        return 2;
+    return n >= 12 && surrogate(p, "89ab") && surrogate(p + 6, "cdef") ? 12 : 6;
 }
 
-/* Of the inside of a valid string, unescaped. */
-static pl_digest hash_string(pl_str inside, bool escaped)
+/* Of the inside of a valid string, unescaped. Its buffers stay out of the frames of the recursion.
+ */
+static __attribute__((noinline)) pl_digest hash_string(pl_str inside, bool escaped)
 {
     if (!escaped)
         return hash(inside.p, inside.n);
-    char out[512];
-    if (inside.n <= sizeof out)
-        return hash(out, pl_json_unescape(inside, out));
+    char out[2048];
+    size_t n = 0;
+    bool streamed = false;
     XXH3_state_t state;
-    XXH3_128bits_reset(&state);
     while (inside.n) {
-        size_t n = piece(inside.p, inside.n);
-        XXH3_128bits_update(&state, out, pl_json_unescape((pl_str){inside.p, n}, out));
-        inside.p += n;
-        inside.n -= n;
+        size_t take;
+        if (sizeof out - n < 12) {
+            if (!streamed)
+                XXH3_128bits_reset(&state);
+            streamed = true;
+            XXH3_128bits_update(&state, out, n);
+            n = 0;
+        }
+        if (*inside.p == '\\') {
+            take = pl_canon_escape(inside.p, inside.n);
+            n += pl_json_unescape((pl_str){inside.p, take}, out + n);
+        } else {
+            const char *back = memchr(inside.p, '\\', inside.n);
+            take = back ? (size_t)(back - inside.p) : inside.n;
+            if (take > sizeof out - n)
+                take = sizeof out - n;
+            memcpy(out + n, inside.p, take);
+            n += take;
+        }
+        inside.p += take;
+        inside.n -= take;
     }
+    if (!streamed)
+        return hash(out, n);
+    XXH3_128bits_update(&state, out, n);
     XXH128_hash_t h = XXH3_128bits_digest(&state);
     return (pl_digest){h.low64, h.high64};
 }

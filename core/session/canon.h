@@ -48,6 +48,10 @@ typedef struct pl_canon_list {
 void pl_canon_list_add(pl_canon_list *l, pl_digest value);
 pl_digest pl_canon_list_end(const pl_canon_list *l);
 
+/* Length of the escape at p, with n bytes to the end of a valid string's inside; the two of a
+ * surrogate pair are one. */
+size_t pl_canon_escape(const char *p, size_t n);
+
 /* --- chains --- */
 
 /* A digest over units in order that can be cut and joined anywhere: two polynomials modulo 2^61 - 1

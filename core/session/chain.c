@@ -90,17 +90,6 @@ void pl_chain_join(pl_chain *c, const pl_chain *tail)
     c->n += tail->n;
 }
 
-/* Length of the escape at p (a surrogate pair as one) in the inside of a valid string. */
-static size_t escape_length(const char *p, size_t n)
-{
-    if (p[1] != 'u')
-        return 2;
-    bool high = (p[2] | 0x20) == 'd' && strchr("89ab", p[3] | 0x20);
-    bool low = n >= 12 && p[6] == '\\' && p[7] == 'u' && (p[8] | 0x20) == 'd' &&
-               strchr("cdef", p[9] | 0x20);
-    return high && low ? 12 : 6;
-}
-
 void pl_chain_text(pl_chain *c, pl_str inside, uint64_t cut, pl_chain *at, size_t *raw_at)
 {
     size_t i = 0;
@@ -114,7 +103,7 @@ void pl_chain_text(pl_chain *c, pl_str inside, uint64_t cut, pl_chain *at, size_
         size_t left = inside.n - i;
         if (*p == '\\') {
             char out[8];
-            size_t n = escape_length(p, left);
+            size_t n = pl_canon_escape(p, left);
             pl_chain_bytes(c, (pl_str){out, pl_json_unescape((pl_str){p, n}, out)});
             i += n;
         } else {

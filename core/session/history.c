@@ -6,6 +6,8 @@
 #include "base/err.h"
 #include "http/json.h"
 
+_Static_assert(sizeof(pl_history) == 24, "the session's note has room for 24 bytes");
+
 /* Members of a body that may count beside the prompt. */
 #define MEMBERS_MAX 32
 

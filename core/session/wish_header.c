@@ -7,22 +7,17 @@
 
 #include "base/err.h"
 
-#define ROW(...)                                                                                   \
-    {                                                                                              \
-        __VA_ARGS__                                                                                \
-    }
-
 const pl_wish_header pl_wish_default_headers[] = {
-    ROW(.id = PL_STR_INIT("x-dynamo-session-id"),
-        .parent = PL_STR_INIT("x-dynamo-parent-session-id"),
-        .final = PL_STR_INIT("x-dynamo-session-final")),
-    ROW(.id = PL_STR_INIT("x-claude-code-session-id"),
-        .parent = PL_STR_INIT("x-claude-code-parent-agent-id"),
-        .child = PL_STR_INIT("x-claude-code-agent-id")),
-    ROW(.id = PL_STR_INIT("session-id")),
-    ROW(.id = PL_STR_INIT("session_id")), /* Codex again, older versions */
-    ROW(.id = PL_STR_INIT("x-session-id"), .parent = PL_STR_INIT("x-parent-session-id")),
-    ROW(.id = PL_STR_INIT("x-smg-routing-key")),
+    {.id = PL_STR_INIT("x-dynamo-session-id"),
+     .parent = PL_STR_INIT("x-dynamo-parent-session-id"),
+     .final = PL_STR_INIT("x-dynamo-session-final")},
+    {.id = PL_STR_INIT("x-claude-code-session-id"),
+     .parent = PL_STR_INIT("x-claude-code-parent-agent-id"),
+     .child = PL_STR_INIT("x-claude-code-agent-id")},
+    {.id = PL_STR_INIT("session-id")},
+    {.id = PL_STR_INIT("session_id")}, /* Codex again, another spelling */
+    {.id = PL_STR_INIT("x-session-id"), .parent = PL_STR_INIT("x-parent-session-id")},
+    {.id = PL_STR_INIT("x-smg-routing-key")},
 };
 const int pl_wish_default_headers_n =
     sizeof pl_wish_default_headers / sizeof *pl_wish_default_headers;

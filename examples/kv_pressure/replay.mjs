@@ -44,7 +44,7 @@ const samples = [];
 let event = '';
 async function sample() {
   const { text: page } = await request(`${engine}/metrics`);
-  const value = (name) => Number(new RegExp(`^sglang:${name}\\b.* (\\S+)$`, 'm').exec(page)?.[1] ?? NaN);
+  const value = (name) => Number(new RegExp(`^sglang[:_]${name}\\b.* (\\S+)$`, 'm').exec(page)?.[1] ?? NaN);
   samples.push({ at: seconds(), usage: value('kv_physical_usage'), held: value('streaming_session_held_tokens'), event });
   event = '';
 }

@@ -174,9 +174,12 @@ static void test_wrong_values(void **state)
     refused("{\"policy\":{\"params\":{\"x\":[1]}}}",
             "router.lua: policy.params.x: found a list, expected a number, a text, true or false");
     refused("[1]", "router.lua: found a list, expected a table with names");
-    refused("{\"sessions\":{}}",
-            "router.lua: sessions: not available yet in this version (sticky and engine-backed "
-            "sessions)");
+    refused("{\"sessions\":{\"max\":0}}",
+            "router.lua: sessions.max: found 0, expected whole number 1 to 1000000000 sessions");
+    refused("{\"sessions\":{\"headers\":[\"a b\"]}}",
+            "router.lua: sessions.headers[1]: found the text \"a b\", expected a header's name");
+    refused("{\"sessions\":{\"headers\":[{\"parent\":\"x\"}]}}",
+            "router.lua: sessions.headers[1]: 'id' is missing");
     refused("{\"kv\":{}}", "router.lua: kv: not available yet in this version (the index of the "
                            "engines' KV caches)");
 }

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "fleet/gauge_read.h"
 #include "fleet/gauges.h"
+#include "policy_abi.h"
 
 /* --- answers --- */
 
@@ -179,6 +180,26 @@ static void nonsense_is_not_known(void **state)
     assert_int_equal(pl_gauges_apply(&set, e, 9), 0);
     worker_is(&e->workers[1], -1, -1, -1);
     sizes_are(&e->workers[1], 16, 0);
+    pl_engine_unref(e);
+}
+
+static void better_sources_of_the_block_size_win(void **state)
+{
+    pl_engine *e = engine_of(2);
+    atomic_store(&e->workers[0].block_tokens, 64); /* by its events */
+    atomic_store(&e->workers[0].kv_trust, PL_KV_LIVE);
+    pl_gauges_of_metrics(pl_str_c(vllm_page), &set);
+    assert_int_equal(pl_gauges_apply(&set, e, 77), 2);
+    sizes_are(&e->workers[0], 64, 32000);
+    sizes_are(&e->workers[1], 32, 96000);
+    pl_engine_unref(e);
+
+    const pl_engine_spec spec = {
+        .url = PL_STR("http://10.0.0.1"), .weight = 1, .dp_size = 1, .block_tokens = 128};
+    pl_errbuf eb;
+    assert_int_equal(pl_engine_new(&spec, &e, &eb), 0);
+    assert_int_equal(pl_gauges_apply(&set, e, 77), 1);
+    sizes_are(&e->workers[0], 128, 128000);
     pl_engine_unref(e);
 }
 
@@ -473,6 +494,7 @@ int main(void)
         cmocka_unit_test(sglang_tells_with_both_prefixes),
         cmocka_unit_test(loads_tell_by_rank),
         cmocka_unit_test(nonsense_is_not_known),
+        cmocka_unit_test(better_sources_of_the_block_size_win),
         cmocka_unit_test(an_sglang_is_asked_for_its_loads),
         cmocka_unit_test(without_loads_its_metrics),
         cmocka_unit_test(a_vllm_is_asked_for_its_metrics),

@@ -241,6 +241,9 @@ static void test_generate(void **state)
         EVENTS(PART("a", "5", 1), PART("b", "6", 2), LAST("c", "7", 3, ""));
     assert_false(is_text(stream(PL_API_GENERATE, increments), "c"));
     assert_false(is_ids(stream(PL_API_GENERATE, increments), ids + 2, 1));
+    /* ... even when they look alike */
+    const char *const *alike = EVENTS(PART("a", "5", 1), PART("a", "5", 2), LAST("a", "5", 3, ""));
+    assert_false(is_text(stream(PL_API_GENERATE, alike), "a"));
     /* ids show the end token, the text does not */
     static const char *ended = LAST("ab", "5,6,7", 3, ",\"matched\":7");
     assert_true(is_ids(answer(PL_API_GENERATE, ended), ids, 3));

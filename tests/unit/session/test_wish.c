@@ -11,6 +11,8 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "../failing_alloc.h"
+
 #include "base/clock.h"
 #include "base/err.h"
 #include "session/wish.h"
@@ -542,6 +544,20 @@ static void test_long_value_in_error(void **state)
     assert_non_null(strstr(err.text.text, "... (2701 bytes)"));
 }
 
+/* Ids that must be unescaped need memory; without it the request is answered, not lost. */
+static void test_out_of_memory(void **state)
+{
+    pl_arena_free(&arena);
+    failing_alloc_after(0);
+    int rc = read_with(CONTROL("\"session_id\":\"s\\u0031\""), NULL);
+    failing_alloc_after(-1);
+    assert_int_equal(rc, PL_ENOMEM);
+    assert_int_equal(err.status, 500);
+    assert_string_equal(err.text.text, "the router is out of memory");
+    accept(CONTROL("\"session_id\":\"s\\u0031\""));
+    is_str(w.id, "s1");
+}
+
 /* A request without a session allocates nothing. Prints what 100 headers that look alike cost. */
 static void test_plain_request_is_cheap(void **state)
 {
@@ -588,6 +604,7 @@ int main(void)
         cmocka_unit_test(test_retention),
         cmocka_unit_test(test_native_open_and_close),
         cmocka_unit_test(test_long_value_in_error),
+        cmocka_unit_test(test_out_of_memory),
         cmocka_unit_test(test_plain_request_is_cheap),
     };
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
