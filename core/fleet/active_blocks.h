@@ -18,8 +18,9 @@ struct pl_worker_state;
 
 /* A request's blocks beyond these are private to it. */
 #define PL_ACTIVE_MAX_REQUEST_BLOCKS 8192
-/* Blocks that the set holds at most, all workers together, unless told otherwise: while it is full,
- * blocks that are not in it are private to the requests that begin. 8 to 16 bytes each. */
+/* So many blocks, give or take a request of each loop, does the set hold of all workers together;
+ * while it is full, blocks that are not in it are private to the requests that begin. 8 to 16 bytes
+ * each. */
 #define PL_ACTIVE_MAX_BLOCKS ((size_t)8 << 20)
 
 typedef struct pl_active pl_active;
