@@ -10,6 +10,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "fleet/engine.h"
+#include "fleet/gauges.h"
 #include "fleet/health.h"
 #include "http/server.h"
 #include "http/upstream.h"
@@ -74,6 +75,7 @@ typedef struct pl_config {
     pl_server_options server;
     pl_pool_options pool;
     pl_health_options health;
+    pl_gauges_options gauges;
     pl_decider_options decider;
     uint64_t seed; /* 0: from the OS */
     pl_log_level log_level;

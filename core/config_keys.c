@@ -437,6 +437,11 @@ const pl_key pl_config_keys[] = {
     {"health.detect_interval_seconds", PL_KEY_MS, C(health.detect_interval_ms), 0.05, DAY,
      "seconds", .help = "between two looks at an engine's kind and models"},
 
+    {"gauges.interval_seconds", PL_KEY_MS, C(gauges.interval_ms), 0, 3600, "seconds",
+     .help = "between two looks at an engine's own load (SGLang, vLLM); 0: never"},
+    {"gauges.timeout_seconds", PL_KEY_MS, C(gauges.timeout_ms), 0.05, 600, "seconds",
+     .help = "of one look"},
+
     {"breaker.failures", PL_KEY_WHOLE, C(decider.breaker.failures), 1, 1e6,
      .help = "failed requests in a row that stop traffic to an engine"},
     {"breaker.backoff_seconds", PL_KEY_NS, C(decider.breaker.backoff_ns), 0.01, 3600, "seconds",

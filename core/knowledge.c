@@ -222,6 +222,8 @@ int pl_knowledge_start(pl_router *r, pl_errbuf *eb)
                                         .max_calls = TOKENIZE_CALLS};
         rc = pl_tokcache_new(&to, &r->tokcache);
     }
+    if (rc == 0 && c->assume_kv_reuse)
+        rc = (r->active = pl_active_new(PL_ACTIVE_MAX_BLOCKS)) ? 0 : PL_ENOMEM;
     if (rc == 0)
         rc = pl_feed_start(k->feed, eb);
     if (rc != 0) {
@@ -265,4 +267,7 @@ void pl_knowledge_free(pl_router *r)
     if (r->tokcache)
         pl_tokcache_free(r->tokcache);
     r->tokcache = NULL;
+    if (r->active)
+        pl_active_free(r->active);
+    r->active = NULL;
 }

@@ -13,7 +13,7 @@ static bool is_wanted(const pl_loop *l)
 {
     if (!l->holdings)
         return false;
-    return l->router->config.kv_use == 1 || pl_decider_wants_cache(l->decider);
+    return l->router->config.kv_use == 1 || l->router->active || pl_decider_wants_cache(l->decider);
 }
 
 /* Paths that put a prompt into an engine's KV cache. */
