@@ -37,7 +37,7 @@ test('two routers in one program', async (t) => {
   await until('two lines', () => out.split('\n').length > 2);
 
   const lines = [...out.matchAll(/^(\S+) sends to (\S+) by (\S+)$/gm)];
-  assert.deepEqual(lines.map((line) => line[3]), ['prefix_seconds', 'round_robin']);
+  assert.deepEqual(lines.map((line) => line[3]), ['least_loaded', 'round_robin']);
   for (const [index, [, url, engine, policy]] of lines.entries()) {
     assert.equal(engine, engines[index].url);
     const answer = await until('an answer', async () => {
