@@ -205,7 +205,7 @@ size_t pl_turn_engine_id(const pl_turn *t, char buf[PL_ENGINE_SESSION_MAX]);
 void pl_turn_sent(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms);
 
 /* Ends it: gives back lease and turn, records history (LOST unless DONE; as it was when the turn
- * was never sent) and held tokens, closes when the wish says so (close, final), when it is
+ * was never sent and `history` is not LOST) and held tokens, closes when the wish says so (close, final), when it is
  * poisoned, or when it was opened by this turn, which was never sent and is not DONE. held_tokens <
  * 0: not known; history NULL: as it was. */
 void pl_turn_end(pl_turn *t, pl_turn_end_kind how, const pl_history *history, double held_tokens);
