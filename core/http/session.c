@@ -309,8 +309,6 @@ static bool reconcile(pl_request *rq)
         return false;
     }
     s->ttl_seconds = rq->ask.session.ttl_seconds = choice.ttl_seconds;
-    if (bound_backed && s->wish.delta)
-        choice.kind = PL_ENGINE_BACKED; /* nobody but its engine has the rest */
     s->kind = rq->ask.session.kind = choice.kind;
     s->open = !(same && bound_backed) && s->kind == PL_ENGINE_BACKED && s->ttl_seconds > 0;
     return true;

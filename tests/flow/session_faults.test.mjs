@@ -51,7 +51,7 @@ test('a policy cannot take a delta out of its session', async (t) => {
   const policy = writeFile(scratch(t), 'p.lua', `
     local pl = require "perilune"
     return { api = 1, name = "p", session = function(req, s)
-      if s.event == pl.TURN then return 5, pl.ROUTER_ONLY end return 5 end }`);
+      if s.event == pl.SESSION_TURN then return 5, pl.ROUTER_ONLY end return 5 end }`);
   const { engines: [engine], ask } = await fleet(t, { n: 1, policy });
   await ask({ messages: say('one'), ...delta('s', 'open') });
   assert.equal((await ask({ messages: say('two'), ...delta('s') })).status, 200);
