@@ -186,10 +186,12 @@ static void end_inside(pl_request *rq)
     double least = rq->ask.req.prompt_tokens >= 8 ? 2 : 0;
     pl_reply_state st = pl_reply_judge(s->reply, rq->usage.prompt_tokens, least);
     if (st.poisoned) {
-        pl_log(PL_LOG_WARN, "session_poisoned",
-               "session '%.*s' on %s: the engine's session does not take turns any more; it is "
-               "closed",
-               PL_FMT(s->wish.id), rq->worker->name);
+        static unsigned long seen[2];
+        if (pl_log_allow(seen, 5))
+            pl_log(PL_LOG_WARN, "session_poisoned",
+                   "session '%.*s' on %s: the engine's session does not take turns any more; it is "
+                   "closed",
+                   PL_FMT(s->wish.id), rq->worker->name);
         end(s, PL_TURN_POISONED, NULL, -1);
         return;
     }
@@ -297,9 +299,11 @@ void pl_session_discarded(pl_request *rq, bool engine_ended)
 static void on_discard_timeout(pl_timer *t)
 {
     pl_rq_session *s = (pl_rq_session *)((char *)t - offsetof(pl_rq_session, discard_timer));
-    pl_log(PL_LOG_WARN, "session_poisoned",
-           "session '%.*s': the engine has not ended a turn that was aborted; it is closed",
-           PL_FMT(s->wish.id));
+    static unsigned long seen[2];
+    if (pl_log_allow(seen, 5))
+        pl_log(PL_LOG_WARN, "session_poisoned",
+               "session '%.*s': the engine has not ended a turn that was aborted; it is closed",
+               PL_FMT(s->wish.id));
     pl_session_discarded(s->rq, false);
 }
 

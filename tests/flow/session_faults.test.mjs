@@ -205,6 +205,17 @@ test('one engine alone that cannot open a session still serves', async (t) => {
   assert.equal(answer.headers['x-perilune-session'], 'router_only');
 });
 
+test('a session that was closed when its engine left is not missed when it expires', async (t) => {
+  const { engines, ask, router } = await fleet(t, { config: { timeouts: { remove_seconds: 0.2 } } });
+  const { headers } = await ask({ messages: say('one'), ...control('s', 'open', { timeout: 2 }) });
+  const worker = headers['x-perilune-worker'];
+  await del(`${router.admin}/engines/${worker}`);
+  await until('it was closed', () => engines[Number(worker.slice(1))].sessions.size === 0);
+  await until('it has expired', async () => (await sessions(router)).length === 0);
+  await until('that was noticed', async () => await metric(router, 'perilune_session_closes_total', 'cause="expired"') === 1);
+  assert.equal(await metric(router, 'perilune_session_close_given_up_total'), 0);
+});
+
 test('every member that is edited at once', async (t) => {
   const { engines: [engine], ask } = await fleet(t, {
     n: 1, options: { models: ['m'], info: { perilune_engine: { retention: true }, enable_priority_scheduling: true } },
