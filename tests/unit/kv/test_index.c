@@ -21,8 +21,7 @@ static pl_index *new_index(uint64_t max_bytes)
 
 static pl_index_space open_space(pl_index *ix, const char *name)
 {
-    pl_index_space s =
-        pl_index_space_open(ix, pl_str_c(name), 16, false, (pl_str){0}, (pl_str){0});
+    pl_index_space s = pl_index_space_open(ix, pl_str_c(name), 16, false, (pl_str){0}, (pl_str){0});
     assert_true(s != 0);
     return s;
 }
