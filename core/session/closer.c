@@ -363,7 +363,7 @@ void pl_close_submit(pl_sessions *s, const pl_session_name *name, const pl_bindi
         i->engine = s->c.find(s->c.ctx, b->slot, b->generation, &w);
     if (!i->engine && b->slot >= 0) { /* it has left the fleet, and was told to close all then */
         pl_registry_drop(s->registry, note.nonce);
-        tell(notice);
+        tell(s, notice);
         free(i);
         return;
     }
