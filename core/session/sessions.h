@@ -118,7 +118,7 @@ double pl_binding_held_tokens(const pl_binding *b);
  * stay: the next turn finds that its worker is gone. Control thread. s NULL is fine. */
 void pl_sessions_engine_gone(pl_sessions *s, pl_engine *e);
 
-/* Closes one by name, for the admin API. Control thread, with the control thread's store handle.
+/* Closes one by name (PL_EINVALID: too long for one), for the admin API. Control thread, with the control thread's store handle.
  * done: 0, PL_ENOTFOUND, or the store's error; the engine's close goes on by itself. */
 void pl_sessions_close(pl_sessions *s, pl_store *store, const pl_session_name *name,
                        void (*done)(void *ctx, int rc), void *ctx);

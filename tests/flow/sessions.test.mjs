@@ -292,6 +292,11 @@ test('the admin API lists, shows and closes sessions', async (t) => {
   assert.equal((await del(`${router.admin}/sessions/a%2Fb%20c`)).status, 404);
   await engines[0].when(() => engines[0].closes.length === 1, 'the close');
   assert.equal((await get(`${router.admin}/sessions?limit=x`)).status, 400);
+  for (const method of [get, del]) { // names that no session can have
+    assert.equal((await method(`${router.admin}/sessions/${'x'.repeat(257)}`)).status, 400);
+    assert.equal((await method(`${router.admin}/sessions/${'x'.repeat(7000)}`)).status, 400);
+    assert.equal((await method(`${router.admin}/sessions/x?tenant=${'y'.repeat(7000)}`)).status, 400);
+  }
 });
 
 test('bad input: each has its answer, and nothing is held', async (t) => {
