@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "http/request.h"
+#include "loop.h"
 
 static void decide_and_send(pl_request *rq);
 static void observe(pl_request *rq, enum pl_end_cause cause);
@@ -58,6 +59,8 @@ static void request_free(pl_request *rq)
         pl_engine_unref(rq->ask.tried[i]->engine);
     pl_view_unref(rq->view);
     free(rq);
+    if (l->draining)
+        pl_loop_check_drained(l);
 }
 
 static double seconds_since(uint64_t then_ns)

@@ -132,6 +132,8 @@ typedef struct pl_sessions_loop_config {
     void *ctx;
 } pl_sessions_loop_config;
 pl_sessions_loop *pl_sessions_loop_new(pl_sessions *s, const pl_sessions_loop_config *c);
+/* Its last request is over: opens that nobody waits for any more are broken off, and closed. */
+void pl_sessions_loop_drained(pl_sessions_loop *l);
 void pl_sessions_loop_free(pl_sessions_loop *l);
 
 /* Of (tenant, id), the same in every process: 52 bits, exact in a double; never 0. What a binding's

@@ -12,11 +12,11 @@ const POLICY = 'return { api = 1, name = "p", score = function(req, w) return w.
 const WHOLE = say('one', reply, 'two');
 const timeout = 3; // seconds: what nobody can close any more ends by itself
 
-async function setup(t, { cap } = {}) {
+async function setup(t, { cap, drain = 30 } = {}) {
   const directory = scratch(t);
   const f = await fleet(t, {
     n: 1, cap, policy: writeFile(directory, 'p.lua', POLICY),
-    config: { sessions: { engine_extra_seconds: 1 }, timeouts: { remove_seconds: 0.2 } },
+    config: { sessions: { engine_extra_seconds: 1 }, timeouts: { remove_seconds: 0.2, drain_seconds: drain } },
   });
   const s = { ...f, directory, engine: f.engines[0], held: gate() };
   t.after(() => s.held.open());
@@ -40,8 +40,8 @@ async function setup(t, { cap } = {}) {
 }
 
 const states = {
-  async 'waiting for its turn'(t) {
-    const s = await setup(t);
+  async 'waiting for its turn'(t, options) {
+    const s = await setup(t, options);
     await s.open();
     s.engine.onTurn = () => s.held.opened;
     s.other = s.ask({ messages: WHOLE, ...control('s') });
@@ -51,16 +51,16 @@ const states = {
     return s;
   },
 
-  async opening(t) {
-    const s = await setup(t);
+  async opening(t, options) {
+    const s = await setup(t, options);
     s.engine.onOpen = async () => { await s.held.opened; };
     s.begin({ messages: say('one'), ...control('s', 'open', { timeout }) });
     await s.engine.when(() => s.engine.opens.length === 1, 'the open');
     return s;
   },
 
-  async 'waiting for room'(t) {
-    const s = await setup(t, { cap: 1 });
+  async 'waiting for room'(t, options) {
+    const s = await setup(t, { ...options, cap: 1 });
     await s.open();
     s.engine.onTurn = () => s.held.opened;
     s.other = s.ask({ messages: say('plain') });
@@ -70,8 +70,8 @@ const states = {
     return s;
   },
 
-  async calling(t) {
-    const s = await setup(t);
+  async calling(t, options) {
+    const s = await setup(t, options);
     await s.open();
     s.engine.onTurn = () => s.held.opened;
     s.begin({ messages: WHOLE, ...control('s') });
@@ -79,8 +79,8 @@ const states = {
     return s;
   },
 
-  async streaming(t) {
-    const s = await setup(t);
+  async streaming(t, options) {
+    const s = await setup(t, options);
     await s.open();
     let words = 0;
     s.engine.pace = async () => { if (words++ === 1) await s.held.opened; };
@@ -89,8 +89,8 @@ const states = {
     return s;
   },
 
-  async discarding(t) {
-    const s = await states.calling(t);
+  async discarding(t, options) {
+    const s = await states.calling(t, options);
     s.leave();
     await s.engine.when(() => s.engine.aborts.length === 1, 'the abort');
     s.left = true;
@@ -169,6 +169,22 @@ const happens = {
     assert.equal(s.engine.sessions.size, 0, s.engine.order.join('; '));
   },
 
+  async 'the drain runs out'(s, state) {
+    s.router.kill('SIGTERM');
+    assert.deepEqual(await s.router.exited, { code: 1, signal: null }, 'requests were cut');
+    s.router.stopped = true;
+    assert.doesNotMatch(s.router.stderr, /Sanitizer|runtime error:/);
+    if (!s.left) {
+      const answer = await s.answer;
+      if (state === 'streaming') assert.ok(!answer.text?.includes('[DONE]'), JSON.stringify(answer));
+      else assert.equal(answer.status, 503, JSON.stringify(answer));
+    }
+    // what it had opened, or might have, it has closed before it ended
+    assert.deepEqual(new Set(s.engine.closes), new Set(s.engine.opens.map((open) => open.session_id)), s.engine.order.join('; '));
+    s.goOn();
+    await s.other;
+  },
+
   async 'the policy is reloaded'(s) {
     writeFile(s.directory, 'p.lua', POLICY.replace('"p"', '"q"'));
     assert.equal((await post(`${s.router.admin}/policy/reload`)).status, 200);
@@ -181,6 +197,19 @@ const happens = {
 for (const [state, enter] of Object.entries(states)) {
   for (const [event, happen] of Object.entries(happens)) {
     if (state === 'discarding' && event === 'the client leaves') continue;
-    test(`${state}: ${event}`, { timeout: 90000 }, async (t) => { await happen(await enter(t), state); });
+    test(`${state}: ${event}`, { timeout: 90000 }, async (t) => {
+      await happen(await enter(t, event === 'the drain runs out' ? { drain: 0.3 } : {}), state);
+    });
   }
 }
+
+test('a router that drains waits for a turn that is read to its end without its client', { timeout: 90000 }, async (t) => {
+  const s = await states.discarding(t, {});
+  s.router.kill('SIGTERM');
+  await s.router.log('draining');
+  const early = new Promise((resolve) => { setTimeout(resolve, 3000, 'waits'); });
+  assert.equal(await Promise.race([early, s.router.exited]), 'waits');
+  s.goOn();
+  assert.deepEqual(await s.router.exited, { code: 0, signal: null });
+  assert.equal(s.engine.sessions.size, 0, s.engine.order.join('; '));
+});
