@@ -291,9 +291,11 @@ static int read_api_keys(const pl_reader_ctx *rd, const json_t *value, const cha
             return pl_schema_fail(rd, at, "has no key: give key or key_file");
         if (k->tenant.n == 0)
             return pl_schema_fail(rd, at, "has no tenant: the name that the key stands for");
-        if (k->tenant.n > c->max_id_bytes)
-            return pl_schema_fail(rd, at, "the tenant's name is longer than %zu bytes",
-                                  c->max_id_bytes);
+        size_t most = c->max_id_bytes; /* and what a session's name has room for */
+        if (most > PL_SESSION_MAX_TENANT_BYTES)
+            most = PL_SESSION_MAX_TENANT_BYTES;
+        if (k->tenant.n > most)
+            return pl_schema_fail(rd, at, "the tenant's name is longer than %zu bytes", most);
     }
     c->api_keys_n = (int)n;
     return 0;

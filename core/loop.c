@@ -190,8 +190,10 @@ static void take_cut(pl_message *m, void *ctx)
     pl_loop *l = ctx;
     if (e->engine)
         e->cut = pl_proxy_cut_engine(l, e->engine);
-    else
+    else {
         pl_proxy_cut_all(l);
+        pl_sessions_loop_drained(l->sessions);
+    }
     report(e, cut_report);
 }
 
@@ -217,12 +219,22 @@ static void drained_report(pl_message *m, void *ctx)
     free(e);
 }
 
+void pl_loop_check_drained(pl_loop *l)
+{
+    if (!l->server_empty || l->requests_n || !l->drained)
+        return;
+    pl_sessions_loop_drained(l->sessions);
+    errand *e = errand_new(l, NULL);
+    e->drained = l->drained;
+    l->drained = NULL; /* told once */
+    report(e, drained_report);
+}
+
 static void on_server_empty(void *ctx)
 {
     pl_loop *l = ctx;
-    errand *e = errand_new(l, NULL);
-    e->drained = l->drained;
-    report(e, drained_report);
+    l->server_empty = true;
+    pl_loop_check_drained(l); /* turns whose clients have left may still be read to their ends */
 }
 
 static void take_drain(pl_message *m, void *ctx)

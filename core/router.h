@@ -51,6 +51,7 @@ struct pl_loop {
     pl_loop_metrics metrics;
     pl_policy_stats policy_stats;
     bool draining;
+    bool server_empty;                     /* draining: the last connection has gone */
     bool uv_ready, mailbox_ready, started; /* how far it was prepared */
     void (*drained)(struct pl_router *r);  /* runs on the control thread */
 };

@@ -163,7 +163,7 @@ if [ "$quick" = 0 ]; then
     unit build-tsan -R 'mailbox|queue|fleet|engine|breaker|ledger|active_blocks|gauges|log|hist|shared|decide|vm|reload|metrics|memory|router|feed|index|approx|tokens_cache|sessions'
     headline "load over several loops (TSan)"
     PERILUNE="$PWD/build-tsan/perilune" flow flow-tsan tests/flow/load.test.mjs tests/flow/reload.test.mjs \
-        tests/flow/ledger.test.mjs tests/flow/matrix.test.mjs
+        tests/flow/ledger.test.mjs tests/flow/matrix.test.mjs tests/flow/session_soak.test.mjs
 fi
 
 # --- fuzzing, briefly ------------------------------------------------------------------------------

@@ -208,12 +208,22 @@ void pl_relay_head(pl_request *rq, const pl_head *head)
 {
     pl_loop *l = rq->loop;
     pl_exchange *x = rq->x;
+    bool doubtful = rq->session && pl_session_doubtful(head->status);
     if (engine_failed(head->status) && pl_proxy_may_retry(rq, head->status)) {
         pl_count(&l->metrics.upstream_failures, 1);
         atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
         pl_proxy_end_try(rq, 0);
         pl_prompt_try_failed(rq);
+        if (doubtful)
+            pl_session_try_failed(rq, PL_EPROTOCOL);
         pl_proxy_retry(rq);
+        return;
+    }
+    if (doubtful && pl_session_is_delta(rq)) {
+        judge(rq, head->status);
+        pl_proxy_end_try(rq, -1);
+        pl_session_try_failed(rq, PL_EPROTOCOL);
+        pl_session_answer_failed(rq);
         return;
     }
     judge(rq, head->status);

@@ -145,7 +145,10 @@ int pl_session_keep_bytes(pl_request *rq, pl_str *slices, int *n);
 pl_reply *pl_session_reply(const pl_request *rq); /* who wants to see the answer; NULL: nobody */
 void pl_session_sent(pl_request *rq, int status); /* the answer's head is there */
 void pl_session_answer_ended(pl_request *rq);
-void pl_session_try_failed(pl_request *rq);
+void pl_session_try_failed(pl_request *rq, int err);
+bool pl_session_doubtful(int status); /* an engine that answers so may have begun the turn */
+void pl_session_answer_failed(pl_request *rq);
+bool pl_session_inside(const pl_request *rq); /* the try goes into an engine's session */
 bool pl_session_is_delta(const pl_request *rq);
 void pl_session_over(pl_request *rq);
 void pl_session_free(pl_request *rq);
@@ -198,5 +201,7 @@ void pl_proxy_end_try(pl_request *rq, int ok);
 /* May an engine's failure be answered by another try? Asks the policy and the budget. */
 bool pl_proxy_may_retry(pl_request *rq, int status);
 void pl_proxy_retry(pl_request *rq);
+/* Is an engine usable that this request has not tried yet? */
+bool pl_proxy_another_worker(const pl_request *rq);
 
 #endif

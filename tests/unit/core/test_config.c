@@ -194,6 +194,13 @@ static void test_secrets_are_not_shown(void **state)
 {
     refused("{\"admin\":{\"token\":4711}}", "router.lua: admin.token: expected text");
     refused("{\"api_keys\":[{\"key\":4711}]}", "router.lua: api_keys[1].key: expected text");
+    char text[400], tenant[257];
+    memset(tenant, 't', 256);
+    tenant[256] = 0;
+    snprintf(text, sizeof text,
+             "{\"limits\":{\"id_bytes\":1024},\"api_keys\":[{\"key\":\"k\",\"tenant\":\"%s\"}]}",
+             tenant);
+    refused(text, "router.lua: api_keys[1]: the tenant's name is longer than 255 bytes");
     refused("{\"api_keys\":[{\"tenant\":\"t\"}]}",
             "router.lua: api_keys[1]: has no key: give key or key_file");
 }
