@@ -291,8 +291,15 @@ bool pl_session_must_discard(const pl_request *rq)
 void pl_session_discarded(pl_request *rq, bool engine_ended)
 {
     const pl_history lost = {.form = PL_HISTORY_LOST};
+    pl_rq_session *s = rq->session;
     pl_count(&rq->loop->metrics.session_discarded, 1);
-    end(rq->session, engine_ended ? PL_TURN_ABORTED : PL_TURN_POISONED, &lost, -1);
+    /* a client may leave as soon as it has read [DONE] */
+    bool complete = engine_ended && s->answered_ok && s->reply &&
+                    pl_reply_judge(s->reply, rq->usage.prompt_tokens, 0).complete;
+    if (complete)
+        end_inside(rq);
+    else
+        end(s, engine_ended ? PL_TURN_ABORTED : PL_TURN_POISONED, &lost, -1);
     pl_proxy_discard_over(rq);
 }
 

@@ -33,6 +33,27 @@ test('a client that leaves before the answer begins: what its turn brought is no
   await until('the old one was closed', () => engine.closes.includes(engine.opens[0].session_id));
 });
 
+test('a client that leaves when it has read everything has had its turn', async (t) => {
+  const { engines: [engine], ask, router } = await fleet(t, { n: 1 });
+  await ask({ messages: say('one'), ...control('s', 'open') });
+  const held = gate();
+  engine.onDone = () => held.opened;
+  const leaving = new AbortController();
+  const res = await send(`${router.url}${CHAT}`, {
+    method: 'POST', signal: leaving.signal, body: { model: 'm', messages: say('one', reply, 'two'), stream: true, ...control('s') },
+  });
+  res.on('error', () => {});
+  let text = '';
+  await new Promise((resolve) => { res.on('data', (data) => { text += data; if (text.includes('[DONE]')) resolve(); }); });
+  leaving.abort();
+  await engine.when(() => engine.aborts.length, 'the abort');
+  held.open();
+  const next = await ask({ messages: say('one', reply, 'two', reply, 'three'), ...control('s') });
+  assert.equal(next.headers['x-perilune-session'], 'bound');
+  assert.deepEqual(engine.requests[2].json.messages, say('three'));
+  assert.equal(engine.opens.length, 1);
+});
+
 test('a delta is never answered by an engine that has not what came before it', async (t) => {
   const { engines, ask, router } = await fleet(t, { options: { info: { enable_streaming_session: false } } });
   const first = await ask({ messages: say('one'), ...delta('s', 'open') });

@@ -46,8 +46,9 @@ const states = {
     s.engine.onTurn = () => s.held.opened;
     s.other = s.ask({ messages: WHOLE, ...control('s') });
     await s.engine.request(1);
+    const before = await metric(s.router, 'perilune_session_turns_waited_total');
     s.begin({ messages: say('one', reply, 'other'), ...control('s') });
-    await until('it waits', async () => await metric(s.router, 'perilune_session_turns_waited_total') === 1);
+    await until('it waits', async () => await metric(s.router, 'perilune_session_turns_waited_total') > before);
     return s;
   },
 

@@ -161,8 +161,9 @@ test('turns of one engine session run one after the other; too many are refused'
   const delta = control('s', undefined, { history: 'delta' });
   const turns = [ask({ messages: say('a'), ...delta })];
   await engine.request(1);
+  const before = await metric(router, 'perilune_session_turns_waited_total');
   turns.push(ask({ messages: say('b'), ...delta }), ask({ messages: say('c'), ...delta }));
-  await until('two wait', async () => await metric(router, 'perilune_session_turns_waited_total') === 2);
+  await until('two wait', async () => await metric(router, 'perilune_session_turns_waited_total') === before + 2);
   const refused = await ask({ messages: say('d'), ...delta });
   assert.equal(refused.status, 409);
   assert.equal(refused.json.error.code, 'session_busy');
@@ -185,8 +186,9 @@ test('a client that leaves in the middle of a turn: aborted, and the next turn w
   leaving.abort();
   await assert.rejects(left);
   await engine.when(() => engine.aborts.length, 'the abort');
+  const before = await metric(router, 'perilune_session_turns_waited_total');
   const next = ask({ ...delta, messages: say('three') });
-  await until('it waits', async () => await metric(router, 'perilune_session_turns_waited_total') === 1);
+  await until('it waits', async () => await metric(router, 'perilune_session_turns_waited_total') === before + 1);
   assert.equal(engine.requests.length, 2);
   held.open();
   assert.equal((await next).status, 200);
