@@ -16,6 +16,10 @@
 #define DISCARD_BYTES (64 * 1024)
 /* connections over the limit that are told so at a time; the rest is just closed */
 #define REFUSING_MAX 64
+/* a body that drips would hold its memory for days: after the grace it must have come at this rate
+ * on average */
+#define BODY_GRACE_MS      30000
+#define BODY_BYTES_PER_SEC 1024
 
 /* --- the exchange --- */
 
@@ -181,6 +185,19 @@ void pl_conn_quiet(pl_conn *c)
     set_alarm(c, PL_ALARM_NONE, 0);
 }
 
+/* How long the next byte of the body may take. */
+static uint64_t body_patience_ms(const pl_conn *c)
+{
+    uint64_t now = c->s->wheel->now_ms, patience = c->s->o.body_timeout_ms;
+    uint64_t due = c->body_at_ms + BODY_GRACE_MS;
+    if (due < c->body_at_ms + patience)
+        due = c->body_at_ms + patience;
+    due += c->reader.body_seen / BODY_BYTES_PER_SEC * 1000;
+    if (due <= now)
+        return 1;
+    return due - now < patience ? due - now : patience;
+}
+
 void pl_conn_settle(pl_conn *c)
 {
     const pl_server_options *o = &c->s->o;
@@ -198,7 +215,7 @@ void pl_conn_settle(pl_conn *c)
         break;
     case PL_CONN_BODY:
     case PL_CONN_DISCARD:
-        set_alarm(c, PL_ALARM_BODY, o->body_timeout_ms);
+        set_alarm(c, PL_ALARM_BODY, body_patience_ms(c));
         break;
     case PL_CONN_LINGER:
         if (c->alarm != PL_ALARM_LINGER)

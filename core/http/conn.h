@@ -56,6 +56,7 @@ struct pl_conn {
     char *body;        /* of x; x->body shows it once complete */
     size_t body_n, body_cap;
     uint64_t length_left; /* PL_FRAMING_LENGTH: body bytes that the owner still owes */
+    uint64_t body_at_ms;  /* wheel's clock when the request's head was complete */
     size_t stall_bytes;   /* bytes the client had not taken when last looked */
     size_t linger_bytes;  /* dropped while lingering */
     union {

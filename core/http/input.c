@@ -112,6 +112,7 @@ static void head_complete(pl_conn *c, bool more)
     pl_server *s = c->s;
     pl_stat_add(&s->stats.requests, 1);
     c->served = true;
+    c->body_at_ms = s->wheel->now_ms;
     c->phase = PL_CONN_BODY;
     c->x = exchange_new(c);
     if (!c->x) {

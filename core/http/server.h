@@ -24,8 +24,9 @@ typedef struct pl_exchange pl_exchange;
 
 typedef struct pl_server_options {
     pl_limits limits;
-    uint64_t head_timeout_ms;       /* from the head's first byte, 10 s */
-    uint64_t body_timeout_ms;       /* no body byte for this long, 30 s */
+    uint64_t head_timeout_ms; /* from the head's first byte, 10 s */
+    uint64_t
+        body_timeout_ms; /* no body byte for this long, 30 s; after 30 s also 1 KiB/s on average */
     uint64_t keep_alive_timeout_ms; /* idle between requests, 60 s */
     uint64_t write_timeout_ms; /* nothing taken by the client for this long while we have something,
                                   60 s */
