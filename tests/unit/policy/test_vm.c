@@ -270,6 +270,9 @@ static void test_record_rules(void **state)
     misuse("score", "return totl", "unknown global 'totl'");
     misuse("score", "require 'late' return 1", "while the policy loads");
     misuse("score", "local x = ('x'):rep(1e9) return x", "string.rep");
+    misuse("score", "local x = ('x'):rep('1e9') return x", "string.rep"); /* a header's, say */
+    misuse("score", "local x = ('x'):rep(3, ('y'):rep(1e6)) return x", "string.rep");
+    misuse("score", "local x = (''):rep('0x7fffffff', 1) return x", "string.rep");
     misuse("score", "local e = pl.worker_ewma('a', 1) e:update(w.slot, 1)",
            "w is a worker or the outcome, not a number");
     misuse("score", "local e = pl.worker_ewma('a', 1) local x = e.get(w, 1) return x",
@@ -360,6 +363,7 @@ static void test_reads_and_helpers(void **state)
         "4)\n"
         "  assert(type(fleet) == 'cdata' and getmetatable(fleet[0]) == nil and tostring(fleet[0]) "
         "== 'a worker')\n"
+        "  assert(('x'):rep('3') == 'xxx' and string.rep(5, 2, 0) == '505')\n"
         "  assert(('x'):rep(3) == 'xxx' and bit.band(6, 3) == 2 and not pcall(error, 'x'))\n"
         "  return fleet[1].index, 'why_not'\n"
         "end\nreturn p",
