@@ -71,6 +71,7 @@ struct pl_router {
     pl_health_monitor *health;
     struct pl_admin *admin;
     struct pl_reload *reload; /* the reload under way, NULL when none */
+    bool reconcile_again;     /* SIGHUP came during it: once more when it is over */
     pl_policy_source *source; /* of the running generation */
     pl_policy_info policy;    /* what /policy answers; control thread */
     _Atomic uint64_t generation;

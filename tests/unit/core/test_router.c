@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "perilune.h"
+#include "router.h"
 
 #define CONFIG "{\"listen\":\"127.0.0.1:0\",\"admin\":{\"listen\":\"127.0.0.1:0\"},\"threads\":2}"
 
@@ -169,6 +170,43 @@ static void the_log_key_counts(void **state)
     assert_non_null(strstr(text, "info  listening: http://127.0.0.1:"));
 }
 
+static void put_config(const char *path, const char *policy)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fprintf(f, "return { listen = '127.0.0.1:0', admin = { listen = 'off' }, policy = '%s' }\n",
+            policy);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* What a SIGHUP was sent for is not lost because another reload is under way. */
+static void sighup_during_a_reload_counts(void **state)
+{
+    char path[] = "/tmp/pl_router_XXXXXX", error[256] = "";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    put_config(path, "least_loaded");
+    pl_config c;
+    pl_errbuf eb = {""};
+    pl_router *r = NULL;
+    assert_int_equal(pl_config_init(&c), 0);
+    if (pl_config_file(&c, path, &eb) != 0 || pl_config_finish(&c, &eb) != 0 ||
+        pl_router_create(&c, &r, &eb) != 0 || pl_router_start(r, error, sizeof error) != 0)
+        fail_msg("%s%s", eb.text, error);
+    /* nobody runs the control loop, so this one cannot end before the signal comes */
+    assert_int_equal(pl_router_reload(r, PL_STR("round_robin"), NULL, NULL, NULL), 0);
+    assert_non_null(r->reload);
+    put_config(path, "random");
+    pl_router_reconcile(r);
+    while (r->reload || r->reconcile_again)
+        uv_run(&r->control, UV_RUN_ONCE);
+    assert_string_equal(r->policy.name, "random");
+    assert_int_equal(atomic_load(&r->policy.reloads), 2);
+    pl_router_free(r);
+    unlink(path);
+}
+
 static void a_bad_configuration_says_why(void **state)
 {
     char error[256] = "";
@@ -188,6 +226,7 @@ int main(void)
         cmocka_unit_test(signals_are_taken_when_asked_and_given_back),
         cmocka_unit_test(freed_without_having_run),
         cmocka_unit_test(too_few_files_are_an_error),
+        cmocka_unit_test(sighup_during_a_reload_counts),
         cmocka_unit_test(a_bad_configuration_says_why),
         cmocka_unit_test(the_log_key_counts),
     };
