@@ -453,6 +453,29 @@ static void no_garbage(const char *text)
     pl_vm_free(vm);
 }
 
+/* A cycle over much that is kept is not run again and again for little garbage. */
+static void test_much_that_is_kept(void **state)
+{
+    pl_shared *sums = pl_shared_new();
+    pl_vm *vm = ready_vm(
+        "local pl = require 'perilune'\n"
+        "local kept, weak, cycles = {}, setmetatable({}, { __mode = 'k' }), pl.counter('cycles')\n"
+        "for i = 1, 40 do kept[i] = ('x'):rep(2 ^ 18 + i) end\n" /* 10 of 16 MiB */
+        "weak[{}] = true\n"
+        "return { api = 1, score = function(req, w)\n"
+        "  if next(weak) == nil then weak[{}] = true cycles:add() end\n"
+        "  return #kept end }",
+        sums);
+    pl_vm_error err;
+    fill(vm, 1, 1);
+    for (int i = 0; i < 6400; i++)
+        assert_int_equal(pl_vm_decide(vm, 0, &err), 0);
+    int handle = pl_shared_counter(sums, PL_STR("cycles"));
+    assert_in_range(pl_shared_counter_add(sums, handle, 0), 0, 3);
+    pl_vm_free(vm);
+    pl_shared_free(sums);
+}
+
 static void test_no_garbage(void **state)
 {
     no_garbage(
@@ -715,6 +738,7 @@ int main(void)
         cmocka_unit_test(test_strings_end_with_the_call),
         cmocka_unit_test(test_order_and_skip),
         cmocka_unit_test(test_no_garbage),
+        cmocka_unit_test(test_much_that_is_kept),
         cmocka_unit_test(test_memory_cap_breaks_the_vm),
         cmocka_unit_test(test_any_memory_cap),
         cmocka_unit_test(test_loops_share),
