@@ -35,6 +35,7 @@ struct pl_loop {
     uv_timer_t tick_timer;  /* policy tick, 4 Hz */
     pl_mailbox mailbox;
     pl_server *server;
+    pl_server_stats server_stats; /* of the server, which others may not look at */
     pl_decider *decider;
     struct pl_store *store; /* this loop's handle; the router's when they share one */
     struct pl_sessions_loop *sessions;

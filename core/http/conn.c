@@ -165,7 +165,7 @@ static void on_alarm(pl_timer *t)
         pl_conn_close(c, false);
         return;
     }
-    pl_stat_add(&c->s->stats.timeouts, 1);
+    pl_stat_add(&c->s->stats->timeouts, 1);
     pl_conn_error(c, 408,
                   alarm == PL_ALARM_HEAD ? "the request's head did not arrive in time"
                                          : "the request's body did not arrive in time");
@@ -322,7 +322,7 @@ pl_conn *pl_conn_new(pl_server *s)
     s->conns = c;
     s->handles++;
     s->open++;
-    pl_stat_add(&s->stats.open, 1);
+    pl_stat_add(&s->stats->open, 1);
     return c;
 }
 
@@ -332,7 +332,7 @@ void pl_conn_begin(pl_conn *c)
     int len = sizeof c->peer;
     uv_tcp_getpeername(&c->tcp, &c->peer.any, &len);
     uv_tcp_nodelay(&c->tcp, 1);
-    pl_stat_add(&s->stats.accepted, 1);
+    pl_stat_add(&s->stats->accepted, 1);
     if (s->o.connections) {
         c->counted = true;
         if (atomic_fetch_add_explicit(s->o.connections, 1, memory_order_relaxed) >=
@@ -343,7 +343,7 @@ void pl_conn_begin(pl_conn *c)
         pl_conn_settle(c);
         return;
     }
-    pl_stat_add(&s->stats.refused, 1);
+    pl_stat_add(&s->stats->refused, 1);
     static unsigned long told[2];
     if (pl_log_allow(told, 1))
         pl_log(PL_LOG_WARN, "connection_refused", "%u client connections are open already",
@@ -371,7 +371,7 @@ static void on_closed(uv_handle_t *handle)
     free(c);
     s->handles--;
     s->open--;
-    pl_stat_add(&s->stats.open, -1);
+    pl_stat_add(&s->stats->open, -1);
     pl_server_conn_closed(s);
 }
 

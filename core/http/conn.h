@@ -97,7 +97,7 @@ struct pl_server {
     pl_server_options o;
     pl_handlers h;
     void *ctx;
-    pl_server_stats stats;
+    pl_server_stats *stats, own_stats;
     pl_listener *listeners;
     pl_listener *starved; /* has a connection that there was no memory for */
     pl_timer starved_timer;

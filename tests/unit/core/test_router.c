@@ -1,9 +1,11 @@
 /* The embedding API: several routers in one process, and what of the process they leave alone. */
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -110,6 +112,55 @@ static void freed_without_having_run(void **state)
     pl_router *r = started();
     pl_router_stop(r); /* asked for, never heard */
     pl_router_free(r);
+}
+
+typedef struct scraper {
+    int port;
+    atomic_int answers;
+    pthread_t thread;
+} scraper;
+
+/* Asks for /metrics over one connection after another until nobody listens any more. */
+static void *scrape(void *ctx)
+{
+    static const char request[] = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+    scraper *s = ctx;
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_port = htons((uint16_t)s->port),
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    for (bool there = true; there;) {
+        char answer[65536];
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        there = connect(fd, (struct sockaddr *)&a, sizeof a) == 0;
+        for (int i = 0; there && i < 50; i++) {
+            if (send(fd, request, sizeof request - 1, MSG_NOSIGNAL) < 0 ||
+                recv(fd, answer, sizeof answer, 0) <= 0)
+                break;
+            atomic_fetch_add(&s->answers, 1);
+        }
+        close(fd);
+    }
+    return NULL;
+}
+
+/* Without a drain: one loop renders the counters of another that is on its way out. */
+static void freed_while_its_metrics_are_read(void **state)
+{
+    for (int round = 0; round < 5; round++) {
+        pl_router *r = started();
+        scraper s[4];
+        for (int i = 0; i < 4; i++) {
+            s[i].port = pl_router_port(r);
+            atomic_init(&s[i].answers, 0);
+            pthread_create(&s[i].thread, NULL, scrape, &s[i]);
+        }
+        for (int i = 0; i < 4; i++)
+            while (atomic_load(&s[i].answers) < 3)
+                sched_yield();
+        pl_router_free(r);
+        for (int i = 0; i < 4; i++)
+            pthread_join(s[i].thread, NULL);
+    }
 }
 
 /* Downwards: a loop that libuv cannot make costs it a file for good. */
@@ -225,6 +276,7 @@ int main(void)
         cmocka_unit_test(signals_stay_the_programs),
         cmocka_unit_test(signals_are_taken_when_asked_and_given_back),
         cmocka_unit_test(freed_without_having_run),
+        cmocka_unit_test(freed_while_its_metrics_are_read),
         cmocka_unit_test(too_few_files_are_an_error),
         cmocka_unit_test(sighup_during_a_reload_counts),
         cmocka_unit_test(a_bad_configuration_says_why),
