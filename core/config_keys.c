@@ -403,7 +403,8 @@ const pl_key pl_config_keys[] = {
     {"timeouts.head_seconds", PL_KEY_MS, C(server.head_timeout_ms), 0.01, DAY, "seconds",
      .help = "from a head's first byte to its last"},
     {"timeouts.body_seconds", PL_KEY_MS, C(server.body_timeout_ms), 0.01, DAY, "seconds",
-     .help = "without a byte of the request's body"},
+     .help = "without a byte of the request's body; after 30 seconds it must also have come at 1 "
+             "KiB/s"},
     {"timeouts.keep_alive_seconds", PL_KEY_MS, C(server.keep_alive_timeout_ms), 0.01, DAY,
      "seconds", .help = "a client's connection between two requests"},
     {"timeouts.write_seconds", PL_KEY_MS, C(server.write_timeout_ms), 0.01, DAY, "seconds",

@@ -74,6 +74,7 @@ int pl_loop_init(pl_loop *l, pl_router *r, int index, pl_vm *vm, const struct so
     o.max_connections = r->config.max_connections;
     o.body_memory = &r->body_memory;
     o.max_body_memory = r->config.max_body_memory;
+    o.stats = &l->server_stats;
     l->server = pl_server_new(&l->uv, &l->wheel, &o, &pl_proxy_handlers, l);
     int rc = pl_mailbox_init(&l->mailbox, &l->uv, l);
     l->mailbox_ready = rc == 0;

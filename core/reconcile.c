@@ -253,8 +253,9 @@ void pl_router_reconcile(pl_router *r)
     /* what the file names anew, else the policy as it runs now: the same file, read again */
     int rc =
         changed ? take_policy(r, &fresh) : pl_router_reload(r, (pl_str){NULL, 0}, NULL, NULL, NULL);
+    r->reconcile_again = rc == PL_EBUSY;
     if (rc == PL_EBUSY)
-        pl_log(PL_LOG_WARN, "reload_busy", "a reload is under way already");
+        pl_log(PL_LOG_INFO, "reload_busy", "a reload is under way: the policy's turn is after it");
     else if (rc != 0)
         pl_log(PL_LOG_ERROR, "reload_failed", "%s", pl_strerror(rc));
     if (from_file)

@@ -35,6 +35,7 @@ struct pl_loop {
     uv_timer_t tick_timer;  /* policy tick, 4 Hz */
     pl_mailbox mailbox;
     pl_server *server;
+    pl_server_stats server_stats; /* of the server, which others may not look at */
     pl_decider *decider;
     struct pl_store *store; /* this loop's handle; the router's when they share one */
     struct pl_sessions_loop *sessions;
@@ -79,6 +80,7 @@ struct pl_router {
     pl_gauges *gauges;
     struct pl_admin *admin;
     struct pl_reload *reload; /* the reload under way, NULL when none */
+    bool reconcile_again;     /* SIGHUP came during it: once more when it is over */
     pl_policy_source *source; /* of the running generation */
     pl_policy_info policy;    /* what /policy answers; control thread */
     _Atomic uint64_t generation;

@@ -99,17 +99,17 @@ static void servers(pl_text *t, pl_router *r)
         size_t at;
     } list[] = {
         {"perilune_connections_accepted_total", "Client connections accepted",
-         offsetof(pl_server_stats, accepted)},
+         offsetof(pl_loop, server_stats.accepted)},
         {"perilune_connections_refused_total", "Client connections over the limit",
-         offsetof(pl_server_stats, refused)},
+         offsetof(pl_loop, server_stats.refused)},
         {"perilune_http_requests_total", "Requests of any path whose head was read",
-         offsetof(pl_server_stats, requests)},
+         offsetof(pl_loop, server_stats.requests)},
         {"perilune_bad_requests_total", "Requests refused as malformed or over a limit",
-         offsetof(pl_server_stats, bad_requests)},
+         offsetof(pl_loop, server_stats.bad_requests)},
         {"perilune_client_timeouts_total", "Connections that were too slow",
-         offsetof(pl_server_stats, timeouts)},
+         offsetof(pl_loop, server_stats.timeouts)},
         {"perilune_trailers_dropped_total", "Requests whose trailers were dropped",
-         offsetof(pl_server_stats, trailers_dropped)},
+         offsetof(pl_loop, server_stats.trailers_dropped)},
     };
     pl_text_one(t, "perilune_connections", "gauge", "Client connections now",
                 atomic_load_explicit(&r->connections, memory_order_relaxed));
@@ -117,20 +117,8 @@ static void servers(pl_text *t, pl_router *r)
                 (double)atomic_load_explicit(&r->body_memory, memory_order_relaxed));
     pl_text_one(t, "perilune_queue_length", "gauge", "Requests waiting for capacity now",
                 pl_queue_waiting(r->queue));
-    /* a draining loop may free its server at any time */
-    if (atomic_load(&r->draining))
-        return;
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
-        uint64_t sum = 0;
-        for (int k = 0; k < r->loops_n; k++) {
-            if (!r->loops[k].server)
-                continue;
-            const char *stats = (const char *)pl_server_stats_of(r->loops[k].server);
-            sum += atomic_load_explicit(
-                (const _Atomic uint64_t *)(const void *)(stats + list[i].at), memory_order_relaxed);
-        }
-        pl_text_one(t, list[i].name, "counter", list[i].help, (double)sum);
-    }
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        pl_text_one(t, list[i].name, "counter", list[i].help, (double)over_loops(r, list[i].at));
 }
 
 /* --- policy --- */

@@ -500,10 +500,11 @@ void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
                pl_strerror(err), detail ? ": " : "", detail ? detail : "", PL_FMT(rq->id));
     if (err == PL_ETIMEOUT)
         pl_forward_abort(rq); /* it may still be at work for nobody */
+    bool judged = !rq->breaker_open_end;
     pl_proxy_end_try(rq, 0);
     if (rq->state == PL_RQ_STREAMING) {
-        /* its head was a success; its end is not */
-        pl_breaker_failure(rq->engine, &l->router->config.decider.breaker, pl_now_ns(), false);
+        if (judged) /* by its head, which was a success; its end is not */
+            pl_breaker_failure(rq->engine, &l->router->config.decider.breaker, pl_now_ns(), false);
         pl_relay_broken(rq, PL_END_ENGINE_FAILED,
                         "the engine ended the stream before it was complete");
         return;

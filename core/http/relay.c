@@ -165,7 +165,9 @@ static bool engine_failed(int status)
     return status >= 500 && status != 501 && status != 505;
 }
 
-/* The breaker learns from the head: a long stream must not hold back a half-open probe. */
+/* The breaker learns from the head of a failure, and of a probe: a long stream must not hold it
+ * back. But engines begin a stream before they have computed anything, so it takes a whole answer
+ * to end a row of failures: pl_proxy_end_try tells of that. */
 static void judge(pl_request *rq, int status)
 {
     if (engine_failed(status)) {
@@ -176,10 +178,12 @@ static void judge(pl_request *rq, int status)
     } else if (status >= 400) {
         atomic_fetch_add_explicit(&rq->engine->client_errors, 1, memory_order_relaxed);
         pl_breaker_neutral(rq->engine, rq->probe);
+    } else if (rq->probe) {
+        pl_breaker_success(rq->engine, true);
+        /* the engine is back for those that wait */
+        pl_queue_freed(rq->loop->router->queue, rq->worker, rq->loop->view);
     } else {
-        pl_breaker_success(rq->engine, rq->probe);
-        if (rq->probe) /* the engine is back for those that wait */
-            pl_queue_freed(rq->loop->router->queue, rq->worker, rq->loop->view);
+        return;
     }
     rq->breaker_open_end = false;
 }
