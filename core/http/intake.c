@@ -262,7 +262,8 @@ static void remove_pins(pl_request *rq)
 void pl_intake_usage(pl_request *rq)
 {
     int mode = rq->loop->router->config.usage;
-    bool known = pl_decider_wants_done(rq->loop->decider) || rq->prompt || pl_session_backed(rq);
+    bool known = pl_decider_wants_done(rq->loop->decider) || pl_prompt_wants_usage(rq) ||
+                 pl_session_backed(rq);
     rq->want_usage = mode == 2 || (mode == 1 && known);
     if (!rq->want_usage || !rq->ask.req.stream ||
         (rq->api != PL_API_CHAT && rq->api != PL_API_COMPLETIONS))

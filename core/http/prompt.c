@@ -50,6 +50,22 @@ void pl_prompt_of(pl_request *rq)
     rq->ask.match_ctx = rq;
 }
 
+#define USAGE_SAMPLE 16
+
+bool pl_prompt_wants_usage(pl_request *rq)
+{
+    if (!rq->prompt)
+        return false;
+    for (int i = 0; i < rq->ask.model->workers_n; i++) {
+        int trust =
+            atomic_load_explicit(&rq->ask.model->workers[i]->kv_trust, memory_order_relaxed);
+        if (trust != PL_KV_LIVE)
+            return true; /* it corrects what is believed of a worker that publishes nothing */
+    }
+    /* events need no correction: a sample says how good they are */
+    return pl_rng_next(&rq->loop->rng) % USAGE_SAMPLE == 0;
+}
+
 /* --- token ids from the engines --- */
 
 struct pl_rq_tokens {

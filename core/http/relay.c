@@ -283,7 +283,10 @@ static void pause_when(pl_request *rq, bool backlog)
 static int on_event(void *ctx, const pl_sse_event *ev)
 {
     pl_request *rq = ctx;
-    bool told = pl_usage_read(ev->data, &rq->usage);
+    /* most events have neither; looking for the words is cheaper than for the members */
+    bool may = memmem(ev->data.p, ev->data.n, "usage", 5) ||
+               memmem(ev->data.p, ev->data.n, "meta_info", 9);
+    bool told = may && pl_usage_read(ev->data, &rq->usage);
     if (pl_session_reply(rq) && ev->data.p)
         pl_reply_event(pl_session_reply(rq), ev->data);
     if (!rq->swallow_usage)
