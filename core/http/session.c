@@ -111,15 +111,13 @@ static void take_hints(pl_request *rq, const pl_wish *w)
         pl_edits_remove(&rq->edits, rq->x->body, rq->scan, PL_MEMBER_NVEXT);
 }
 
-int pl_session_read(pl_request *rq)
+static int read_wish(pl_request *rq)
 {
-    const pl_config *c = &rq->loop->router->config;
-    pl_wish_options o = c->wish;
+    pl_wish_options o = rq->loop->router->config.wish;
     pl_wish w;
     pl_wish_open native = {.streaming = true};
     pl_wish_error e;
     o.trusted = rq->trusted;
-    rq->retention_seconds = rq->pin_instance = rq->pin_rank = -1;
     int rc;
     if (rq->api == PL_API_OPEN_SESSION)
         rc = pl_wish_read_open(&rq->x->arena, rq->x->body, rq->scan, &o, &w, &native, &e);
@@ -140,6 +138,16 @@ int pl_session_read(pl_request *rq)
     }
     take_hints(rq, &w);
     return w.source == PL_WISH_NONE ? 0 : session_new(rq, &w, &native);
+}
+
+int pl_session_read(pl_request *rq)
+{
+    rq->retention_seconds = rq->pin_instance = rq->pin_rank = -1;
+    rq->ask.req.expected_output_tokens = -1;
+    bool native = rq->api == PL_API_OPEN_SESSION || rq->api == PL_API_CLOSE_SESSION;
+    return native || pl_wish_any(rq->scan, &rq->x->head, &rq->loop->router->config.wish)
+               ? read_wish(rq)
+               : 0;
 }
 
 /* --- the binding --- */
