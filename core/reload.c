@@ -74,6 +74,10 @@ static void finish(pl_reload *rl)
     json_decref(rl->params);
     free(rl->steps);
     free(rl);
+    if (r->reconcile_again && !r->stopping && !r->reload) {
+        r->reconcile_again = false;
+        pl_router_reconcile(r);
+    }
 }
 
 /* --- on the loop's thread --- */

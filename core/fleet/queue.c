@@ -45,7 +45,7 @@ void pl_queue_free(pl_queue *q)
     free(q);
 }
 
-static bool before(int32_t priority, uint64_t arrival, const pl_waiter *w)
+static bool before(int64_t priority, uint64_t arrival, const pl_waiter *w)
 {
     return priority > w->priority || (priority == w->priority && arrival < w->arrival);
 }
@@ -157,7 +157,7 @@ static bool has_room(const pl_worker_state *w)
            atomic_load(&e->breaker) != PL_BREAKER_OPEN && !pl_worker_at_capacity(w);
 }
 
-static void pass_on(pl_queue *q, const pl_worker_state *worker, pl_view *view, int32_t priority,
+static void pass_on(pl_queue *q, const pl_worker_state *worker, pl_view *view, int64_t priority,
                     uint64_t arrival, unsigned hops)
 {
     if (hops >= MAX_HOPS || atomic_load(&q->waiting) == 0 || !has_room(worker))
@@ -177,7 +177,7 @@ static void on_grant(pl_message *m, void *loop_ctx)
     pl_queue *q = w->queue;
     pl_worker_state *worker = w->granted;
     pl_view *view = w->view;
-    int32_t priority = w->priority;
+    int64_t priority = w->priority;
     uint64_t arrival = w->arrival;
     unsigned hops = w->hops;
     uv_mutex_lock(&q->lock);

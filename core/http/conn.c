@@ -16,6 +16,10 @@
 #define DISCARD_BYTES (64 * 1024)
 /* connections over the limit that are told so at a time; the rest is just closed */
 #define REFUSING_MAX 64
+/* a body that drips would hold its memory for days: after the grace it must have come at this rate
+ * on average */
+#define BODY_GRACE_MS      30000
+#define BODY_BYTES_PER_SEC 1024
 
 /* --- the exchange --- */
 
@@ -161,7 +165,7 @@ static void on_alarm(pl_timer *t)
         pl_conn_close(c, false);
         return;
     }
-    pl_stat_add(&c->s->stats.timeouts, 1);
+    pl_stat_add(&c->s->stats->timeouts, 1);
     pl_conn_error(c, 408,
                   alarm == PL_ALARM_HEAD ? "the request's head did not arrive in time"
                                          : "the request's body did not arrive in time");
@@ -181,6 +185,19 @@ void pl_conn_quiet(pl_conn *c)
     set_alarm(c, PL_ALARM_NONE, 0);
 }
 
+/* How long the next byte of the body may take. */
+static uint64_t body_patience_ms(const pl_conn *c)
+{
+    uint64_t now = c->s->wheel->now_ms, patience = c->s->o.body_timeout_ms;
+    uint64_t due = c->body_at_ms + BODY_GRACE_MS;
+    if (due < c->body_at_ms + patience)
+        due = c->body_at_ms + patience;
+    due += c->reader.body_seen / BODY_BYTES_PER_SEC * 1000;
+    if (due <= now)
+        return 1;
+    return due - now < patience ? due - now : patience;
+}
+
 void pl_conn_settle(pl_conn *c)
 {
     const pl_server_options *o = &c->s->o;
@@ -198,7 +215,7 @@ void pl_conn_settle(pl_conn *c)
         break;
     case PL_CONN_BODY:
     case PL_CONN_DISCARD:
-        set_alarm(c, PL_ALARM_BODY, o->body_timeout_ms);
+        set_alarm(c, PL_ALARM_BODY, body_patience_ms(c));
         break;
     case PL_CONN_LINGER:
         if (c->alarm != PL_ALARM_LINGER)
@@ -305,7 +322,7 @@ pl_conn *pl_conn_new(pl_server *s)
     s->conns = c;
     s->handles++;
     s->open++;
-    pl_stat_add(&s->stats.open, 1);
+    pl_stat_add(&s->stats->open, 1);
     return c;
 }
 
@@ -315,7 +332,7 @@ void pl_conn_begin(pl_conn *c)
     int len = sizeof c->peer;
     uv_tcp_getpeername(&c->tcp, &c->peer.any, &len);
     uv_tcp_nodelay(&c->tcp, 1);
-    pl_stat_add(&s->stats.accepted, 1);
+    pl_stat_add(&s->stats->accepted, 1);
     if (s->o.connections) {
         c->counted = true;
         if (atomic_fetch_add_explicit(s->o.connections, 1, memory_order_relaxed) >=
@@ -326,7 +343,7 @@ void pl_conn_begin(pl_conn *c)
         pl_conn_settle(c);
         return;
     }
-    pl_stat_add(&s->stats.refused, 1);
+    pl_stat_add(&s->stats->refused, 1);
     static unsigned long told[2];
     if (pl_log_allow(told, 1))
         pl_log(PL_LOG_WARN, "connection_refused", "%u client connections are open already",
@@ -354,7 +371,7 @@ static void on_closed(uv_handle_t *handle)
     free(c);
     s->handles--;
     s->open--;
-    pl_stat_add(&s->stats.open, -1);
+    pl_stat_add(&s->stats->open, -1);
     pl_server_conn_closed(s);
 }
 

@@ -56,6 +56,7 @@ struct pl_conn {
     char *body;        /* of x; x->body shows it once complete */
     size_t body_n, body_cap;
     uint64_t length_left; /* PL_FRAMING_LENGTH: body bytes that the owner still owes */
+    uint64_t body_at_ms;  /* wheel's clock when the request's head was complete */
     size_t stall_bytes;   /* bytes the client had not taken when last looked */
     size_t linger_bytes;  /* dropped while lingering */
     union {
@@ -96,7 +97,7 @@ struct pl_server {
     pl_server_options o;
     pl_handlers h;
     void *ctx;
-    pl_server_stats stats;
+    pl_server_stats *stats, own_stats;
     pl_listener *listeners;
     pl_listener *starved; /* has a connection that there was no memory for */
     pl_timer starved_timer;

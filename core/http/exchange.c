@@ -54,7 +54,7 @@ static void on_stall_tick(pl_timer *t)
         pl_wheel_arm(c->s->wheel, t, c->s->o.write_timeout_ms / 4, on_stall_tick);
         return;
     }
-    pl_stat_add(&c->s->stats.timeouts, 1);
+    pl_stat_add(&c->s->stats->timeouts, 1);
     pl_conn_close(c, true);
 }
 

@@ -110,8 +110,9 @@ static pl_exchange *exchange_new(pl_conn *c)
 static void head_complete(pl_conn *c, bool more)
 {
     pl_server *s = c->s;
-    pl_stat_add(&s->stats.requests, 1);
+    pl_stat_add(&s->stats->requests, 1);
     c->served = true;
+    c->body_at_ms = s->wheel->now_ms;
     c->phase = PL_CONN_BODY;
     c->x = exchange_new(c);
     if (!c->x) {
@@ -142,7 +143,7 @@ static void head_complete(pl_conn *c, bool more)
 static void request_complete(pl_conn *c)
 {
     if (c->reader.trailer > 2)
-        pl_stat_add(&c->s->stats.trailers_dropped, 1);
+        pl_stat_add(&c->s->stats->trailers_dropped, 1);
     if (c->phase == PL_CONN_DISCARD) {
         pl_conn_next_request(c);
         return;
@@ -162,7 +163,7 @@ static void step(pl_conn *c, bool more)
 {
     pl_reader *r = &c->reader;
     if (r->state == PL_READER_ERROR) {
-        pl_stat_add(&c->s->stats.bad_requests, 1);
+        pl_stat_add(&c->s->stats->bad_requests, 1);
         pl_conn_error(c, r->status, r->error);
         return;
     }

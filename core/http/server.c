@@ -41,6 +41,7 @@ pl_server *pl_server_new(uv_loop_t *loop, pl_wheel *wheel, const pl_server_optio
     s->loop = loop;
     s->wheel = wheel;
     s->o = *o;
+    s->stats = o->stats ? o->stats : &s->own_stats;
     s->h = *h;
     s->ctx = ctx;
     s->idle.data = s;
@@ -50,7 +51,7 @@ pl_server *pl_server_new(uv_loop_t *loop, pl_wheel *wheel, const pl_server_optio
 
 const pl_server_stats *pl_server_stats_of(const pl_server *s)
 {
-    return &s->stats;
+    return s->stats;
 }
 
 /* --- accepting --- */

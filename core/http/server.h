@@ -22,10 +22,16 @@ typedef struct pl_server pl_server;
 typedef struct pl_conn pl_conn;
 typedef struct pl_exchange pl_exchange;
 
+typedef struct pl_server_stats { /* written by the loop's thread; relaxed reads anywhere */
+    _Atomic uint64_t accepted, refused, requests, bad_requests, timeouts, trailers_dropped;
+    _Atomic uint64_t open; /* connections now */
+} pl_server_stats;
+
 typedef struct pl_server_options {
     pl_limits limits;
-    uint64_t head_timeout_ms;       /* from the head's first byte, 10 s */
-    uint64_t body_timeout_ms;       /* no body byte for this long, 30 s */
+    uint64_t head_timeout_ms; /* from the head's first byte, 10 s */
+    uint64_t
+        body_timeout_ms; /* no body byte for this long, 30 s; after 30 s also 1 KiB/s on average */
     uint64_t keep_alive_timeout_ms; /* idle between requests, 60 s */
     uint64_t write_timeout_ms; /* nothing taken by the client for this long while we have something,
                                   60 s */
@@ -35,15 +41,10 @@ typedef struct pl_server_options {
     uint32_t max_connections;      /* above: 503 with Retry-After and close */
     _Atomic uint64_t *body_memory; /* request body bytes held by all loops */
     uint64_t max_body_memory;      /* above: 503 */
+    pl_server_stats *stats;        /* the owner's: outlive the server; NULL: its own */
 } pl_server_options;
 
 void pl_server_options_default(pl_server_options *o); /* counters NULL: not limited */
-
-typedef struct pl_server_stats { /* written by the loop's thread only; relaxed reads from anywhere
-                                  */
-    _Atomic uint64_t accepted, refused, requests, bad_requests, timeouts, trailers_dropped;
-    _Atomic uint64_t open; /* connections now */
-} pl_server_stats;
 
 typedef struct pl_handlers {
     /* The head is there. Return true to go on with the body; false when it has been answered

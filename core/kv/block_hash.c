@@ -1,5 +1,5 @@
-/* Block hashes: see block_hash.h. Not wired to requests yet: the tests and bench_hash are its only
- * callers. Pure functions for any thread; the caller owns every array.
+/* Block hashes: see block_hash.h. Called by apply.c (events), the tests and bench_hash. Pure
+ * functions for any thread; the caller owns every array.
  *
  * XXH3 comes from the distribution's xxhash.h, compiled into this file: a use of the header as its
  * BSD-2-Clause licence allows it, with no line of it in this repository (who passes on a binary

@@ -37,7 +37,7 @@
 #include "kv/index_impl.h"
 
 enum {
-    AHEAD = 16,           /* removals whose map entries are fetched before the first is looked up */
+    AHEAD = 16,           /* names whose map entries are fetched before the first is looked up */
     PAST_MAX = 4096,      /* lives that wait to be swept */
     SWEEP_EACH_CALL = 64, /* names of past lives that a store or removal sweeps on the way */
 };
@@ -292,6 +292,8 @@ static int hold(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at, uint32
     uint32_t i = 0;
     for (; i < n && !err; i++) {
         bool held = some && ix->held_before[i];
+        if (i + AHEAD < n)
+            pl_ix_map_prefetch(&h->names, pl_ix_key(ix, engine[i + AHEAD]));
         pl_ix_entry *e = pl_ix_map_at(ix, &h->names, pl_ix_key(ix, engine[i]));
         if (!e) {
             err = PL_ENOMEM;
@@ -362,8 +364,10 @@ static int64_t place_blocks(pl_index *ix, pl_index_space space, uint32_t *run, u
         m = pl_ix_equal(r->local + offset, local, n < r->n - offset ? n : r->n - offset);
     if (m)
         return (int64_t)m;
-    pl_ix_run *child = pl_ix_child(atomic_load_explicit(&ix->children, memory_order_relaxed),
-                                   parent, offset, local[0]);
+    pl_ix_run *child = NULL;
+    if (!r || (ix->dir[*run].children && offset <= r->child_end))
+        child = pl_ix_child(atomic_load_explicit(&ix->children, memory_order_relaxed), parent,
+                            offset, local[0]);
     if (child) {
         *run = child->id;
         *at = 0;
@@ -401,6 +405,8 @@ int pl_index_store(pl_index *ix, pl_index_space space, int slot, pl_tier tier,
     if (ix->past)
         pl_ix_sweep_past(ix, SWEEP_EACH_CALL);
     pl_ix_holder *h = pl_ix_holder_of(ix, PL_IX_PLACE(slot, tier));
+    for (size_t i = 0; h && i < n && i < AHEAD; i++)
+        pl_ix_map_prefetch(&h->names, pl_ix_key(ix, engine[i]));
     int err = pl_ix_evict_room(ix, h ? &h->names : NULL, n);
     if (err)
         return err;
@@ -452,6 +458,8 @@ static size_t remove_keys(pl_index *ix, pl_ix_holder *h, const uint64_t *key, si
         if (!e)
             continue;
         uint32_t run = e->run, at = at_of(e);
+        if (run != p->run)
+            __builtin_prefetch(ix->dir[run].run, 1);
         known += ix->dir[run].run != NULL;
         if (ix->dir[run].run && copies_of(e) > 1) {
             e->at_copies--;
@@ -493,7 +501,7 @@ size_t pl_index_remove(pl_index *ix, int slot, pl_tier tier, const uint64_t *eng
             known += remove_keys(ix, h, key, k, &p);
         }
         drop_pending(ix, h, &p);
-        pl_ix_map_shrink(ix, &h->names);
+        pl_ix_map_shrink(ix, &h->names, 5);
     }
     pl_ix_count(&ix->removed, (int64_t)known);
     pl_ix_count(&ix->unknown_removals, (int64_t)(n - known));
@@ -518,6 +526,7 @@ void pl_index_clear(pl_index *ix, int slot, int tier)
         atomic_fetch_add_explicit(&ix->past_lives, 1, memory_order_seq_cst);
         atomic_fetch_add_explicit(&ix->life[place], 1, memory_order_seq_cst);
         h->next = NULL;
+        h->cursor = 0; /* eviction may have been half-way through it */
         if (ix->past)
             ix->past_last->next = h;
         else

@@ -1,18 +1,19 @@
-/* Engine hash -> block, for one holder: open addressing with the entries in ascending order of key.
- * Called by the index's writer, the only one that ever looks.
+/* Engine hash -> block, for one holder: open addressing with the entries in descending order of
+ * key. Called by the index's writer, the only one that ever looks.
  *
  * A key is the engine hash under a bijection that is secret to this index, so it names the hash
- * exactly and an engine cannot choose where it falls. Its home place is key * cap / 2^64, which
- * grows with the key; an entry lies at its home or, pushed on by smaller keys, behind it. Hence a
- * search ends at the first greater key, and a table is grown by copying it in order. There is no
- * wrapping round: PL_IX_MAP_PAD places follow the last home. Loaded to 7/8, grown by a third. */
+ * exactly and an engine cannot choose where it falls. Its home place is ~key * cap / 2^64, which
+ * falls as the key grows; an entry lies at its home or, pushed on by greater keys, behind it. Hence
+ * a search ends at the first key that is not greater (an empty place has key 0), and a table is
+ * grown by copying it in order. There is no wrapping round: PL_IX_MAP_PAD places follow the last
+ * home, and the last of all stays empty. Loaded to LOAD_MAX / 16, grown by a third. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/err.h"
 #include "kv/index_impl.h"
 
-enum { MAP_MIN = 24 };
+enum { MAP_MIN = 24, LOAD_MAX = 13 };
 
 uint64_t pl_ix_key(const pl_index *ix, uint64_t name)
 {
@@ -23,7 +24,7 @@ uint64_t pl_ix_key(const pl_index *ix, uint64_t name)
 
 static inline uint32_t home(const pl_ix_map *m, uint64_t key)
 {
-    return (uint32_t)(((unsigned __int128)key * m->cap) >> 64);
+    return (uint32_t)(((unsigned __int128)~key * m->cap) >> 64);
 }
 
 static size_t table_bytes(uint32_t cap)
@@ -71,7 +72,7 @@ static int resize(pl_index *ix, pl_ix_map *m, uint64_t cap)
 int pl_ix_map_reserve(pl_index *ix, pl_ix_map *m, uint32_t more)
 {
     uint64_t want = (uint64_t)m->n + more;
-    if (m->e && want * 8 <= (uint64_t)m->cap * 7)
+    if (m->e && want * 16 <= (uint64_t)m->cap * LOAD_MAX)
         return 0;
     uint64_t cap = m->e ? m->cap + m->cap / 3 + 8 : MAP_MIN;
     if (cap < want * 4 / 3)
@@ -82,7 +83,8 @@ int pl_ix_map_reserve(pl_index *ix, pl_ix_map *m, uint32_t more)
 size_t pl_ix_map_growth(const pl_ix_map *m, size_t more)
 {
     uint64_t want = (uint64_t)m->n + more;
-    return m->e && want * 8 <= (uint64_t)m->cap * 7 ? 0 : (want * 3 / 2 + 64) * sizeof *m->e;
+    return m->e && want * 16 <= (uint64_t)m->cap * LOAD_MAX ? 0
+                                                            : (want * 3 / 2 + 64) * sizeof *m->e;
 }
 
 pl_ix_entry *pl_ix_map_find(const pl_ix_map *m, uint64_t key)
@@ -90,7 +92,7 @@ pl_ix_entry *pl_ix_map_find(const pl_ix_map *m, uint64_t key)
     if (!m->e)
         return NULL;
     pl_ix_entry *e = &m->e[home(m, key)];
-    while (e->run && e->key < key)
+    while (e->key > key)
         e++;
     return e->run && e->key == key ? e : NULL;
 }
@@ -98,7 +100,7 @@ pl_ix_entry *pl_ix_map_find(const pl_ix_map *m, uint64_t key)
 pl_ix_entry *pl_ix_map_at(pl_index *ix, pl_ix_map *m, uint64_t key)
 {
     pl_ix_entry *e = &m->e[home(m, key)];
-    while (e->run && e->key < key)
+    while (e->key > key)
         e++;
     if (e->run && e->key == key)
         return e;
@@ -123,14 +125,14 @@ void pl_ix_map_delete(pl_ix_map *m, pl_ix_entry *e)
     m->n--;
 }
 
-void pl_ix_map_shrink(pl_index *ix, pl_ix_map *m)
+void pl_ix_map_shrink(pl_index *ix, pl_ix_map *m, uint32_t below_16ths)
 {
-    if (!m->e || m->cap <= 4 * MAP_MIN || (uint64_t)m->n * 8 > (uint64_t)m->cap * 5)
+    if (!m->e || m->cap <= 4 * MAP_MIN || (uint64_t)m->n * 16 >= (uint64_t)m->cap * below_16ths)
         return;
     if (m->n == 0)
         pl_ix_map_free(ix, m);
     else
-        (void)resize(ix, m, (uint64_t)m->n * 5 / 4 + MAP_MIN); /* failed: it stays as it is */
+        (void)resize(ix, m, (uint64_t)m->n * 4 / 3 + MAP_MIN); /* failed: it stays as it is */
 }
 
 void pl_ix_map_free(pl_index *ix, pl_ix_map *m)

@@ -36,7 +36,7 @@ typedef struct pl_keys_space {
     uint32_t chunk_bytes;
 } pl_keys_space;
 
-/* block_tokens, eagle, lora, salt as of pl_block_space_init; chunk_bytes 0 is PL_CANON_CHUNK.
+/* block_tokens, eagle, lora, salt as of pl_block_space_init; chunk_bytes 0 is PL_KV_CANON_CHUNK.
  * PL_EINVALID, PL_ELIMIT when a size is out of bounds. */
 int pl_keys_space_init(pl_keys_space *s, pl_str model, uint32_t block_tokens, bool eagle,
                        pl_str lora, pl_str salt, uint32_t chunk_bytes)

@@ -111,6 +111,8 @@ double pl_shared_counter_add(pl_shared *s, int handle, double by)
 {
     if (handle < 0 || handle >= atomic_load_explicit(&s->counters_n, memory_order_acquire))
         return NAN;
+    if (!isfinite(by)) /* one 0/0 would stay in the sum for good, reloads included */
+        return NAN;
     _Atomic double *v = &s->counters[handle].value;
     double old = atomic_load_explicit(v, memory_order_relaxed);
     if (by == 0)

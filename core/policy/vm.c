@@ -367,13 +367,17 @@ static void collect_some(pl_vm *vm, uint64_t most_ns)
         vm->broken = true;
 }
 
-/* There was no idle moment for long: garbage has grown while requests came in. */
+/* There was no idle moment for long: garbage has grown while requests came in. Above half of the
+ * cap whole cycles, yet not for nothing: what a policy keeps may be that much, and a cycle over it
+ * takes tens of milliseconds. */
 static void collect_forced(pl_vm *vm)
 {
-    size_t used = pl_vm_arena_used(vm->arena);
-    if (used > vm->options.memory_bytes / 2)
+    size_t used = pl_vm_arena_used(vm->arena), cap = vm->options.memory_bytes;
+    size_t grown = used > vm->gc_base ? used - vm->gc_base : 0;
+    size_t room = cap > vm->gc_base ? cap - vm->gc_base : 0;
+    if (used > cap / 2 && (grown > GC_FORCE_BYTES || grown > room / 4))
         collect_some(vm, UINT64_MAX);
-    else if (used > vm->gc_base + GC_FORCE_BYTES)
+    else if (grown > GC_FORCE_BYTES)
         collect_some(vm, FORCED_SLICE_NS);
 }
 

@@ -191,6 +191,8 @@ static int pick_sampled(pl_vm *vm, const double *cost, int n, double least, doub
     if (!(span > 0) || !isfinite(span))
         return pick_tied(vm, cost, n, least);
     double scale = -1 / (span * temperature);
+    if (!isfinite(scale)) /* so cold that the product is no number any more */
+        return pick_tied(vm, cost, n, least);
     for (int i = 0; i < n; i++)
         if (cost[i] < INFINITY)
             sum += exp((cost[i] - least) * scale);

@@ -245,7 +245,8 @@ void pl_sessions_expire(pl_sessions *s, const pl_session_name *name, const pl_bi
         pl_count(&s->stats.dropped);
         if (pl_session_note_read(&b->note, &note))
             pl_registry_drop(s->registry, note.nonce);
-        post_verdict(s, name, b, dropped);
+        if (s->c.settled)
+            post_verdict(s, name, b, dropped);
         return;
     }
     if (action == PL_EXTEND && extension(s, &next, seconds) && post_verdict(s, name, &next, extend))
@@ -290,7 +291,11 @@ void pl_sessions_engine_gone(pl_sessions *s, pl_engine *e)
 void pl_sessions_close(pl_sessions *s, pl_store *store, const pl_session_name *name,
                        void (*done)(void *ctx, int rc), void *ctx)
 {
-    pl_session_remove(s, store, &s->errands, name, PL_CLOSE_ADMIN, done, ctx);
+    if (name->id.n == 0 || name->id.n > PL_SESSION_MAX_ID_BYTES ||
+        name->tenant.n > PL_SESSION_MAX_TENANT_BYTES)
+        done(ctx, PL_EINVALID);
+    else
+        pl_session_remove(s, store, &s->errands, name, PL_CLOSE_ADMIN, done, ctx);
 }
 
 /* --- start and stop --- */

@@ -3,7 +3,7 @@
 
 local pl, load_beside = ...
 
-local error, type, format = error, type, string.format
+local error, type, format, tonumber, tostring = error, type, string.format, tonumber, tostring
 local setfenv, pairs, setmetatable, getmetatable = setfenv, pairs, setmetatable, getmetatable
 
 local MAX_REP_BYTES = 1048576
@@ -35,8 +35,11 @@ end
 
 local str = copy(string, "byte char find format gmatch gsub len lower match reverse sub upper")
 local rep = string.rep
+-- What is no number or text is left to Lua's own messages; a header's "1e9" counts as the number it is taken for.
+local function length(s) return (type(s) == "string" or type(s) == "number") and #tostring(s) or 0 end
 function str.rep(s, n, sep)
-  local bytes = type(n) == "number" and n > 0 and (#s + (sep and #sep or 0)) * n or 0
+  local times = (type(n) == "number" or type(n) == "string") and tonumber(n) or 0
+  local bytes = times > 0 and (length(s) + length(sep)) * times or 0
   if bytes > MAX_REP_BYTES then
     error(format("string.rep: more than %d bytes", MAX_REP_BYTES), 2)
   end

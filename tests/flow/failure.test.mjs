@@ -265,6 +265,40 @@ test('the breaker opens after failures in a row and lets a probe through later',
   });
 });
 
+test('an engine whose every stream breaks has its breaker opened, though each begins with a 200', async (t) => {
+  const { a, b, router } = await two(t, { config: { breaker: { failures: 3, backoff_seconds: 30 } } });
+  a.handler = async (entry, res) => {
+    const write = a.stream(res);
+    await write(chunk('m', 'one'));
+    res.socket.resetAndDestroy();
+  };
+  for (let i = 0; i < 3; i++) {
+    assert.equal((await engineOf(router, 'a')).breaker, 'closed');
+    const res = await send(router.url + path, { method: 'POST', body: chat('m', { stream: true }) });
+    assert.ok(!(await res.text()).includes('[DONE]'));
+  }
+  await until('open', async () => (await engineOf(router, 'a')).breaker === 'open');
+  assert.equal(b.requests.length, 0);
+  assert.equal((await post(router.url + path, chat('m'))).headers['x-perilune-worker'], 'b');
+});
+
+test('answers that end well in between keep the breaker closed', async (t) => {
+  const { a, router } = await two(t, { config: { breaker: { failures: 2, backoff_seconds: 30 } } });
+  const good = a.handler;
+  for (let i = 0; i < 3; i++) {
+    a.handler = async (entry, res) => {
+      const write = a.stream(res);
+      await write(chunk('m', 'one'));
+      res.socket.resetAndDestroy();
+    };
+    await (await send(router.url + path, { method: 'POST', body: chat('m', { stream: true }) })).text();
+    a.handler = good;
+    assert.equal((await post(router.url + path, chat('m'))).status, 200);
+  }
+  assert.equal((await engineOf(router, 'a')).breaker, 'closed');
+  assert.equal(a.requests.length, 6);
+});
+
 test('SIGTERM: a stream under way is finished, new connections are refused', async (t) => {
   const { a, router } = await two(t);
   const go = gate();

@@ -1,9 +1,11 @@
 /* The embedding API: several routers in one process, and what of the process they leave alone. */
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -16,6 +18,7 @@
 #include <unistd.h>
 
 #include "perilune.h"
+#include "router.h"
 
 #define CONFIG "{\"listen\":\"127.0.0.1:0\",\"admin\":{\"listen\":\"127.0.0.1:0\"},\"threads\":2}"
 
@@ -111,6 +114,55 @@ static void freed_without_having_run(void **state)
     pl_router_free(r);
 }
 
+typedef struct scraper {
+    int port;
+    atomic_int answers;
+    pthread_t thread;
+} scraper;
+
+/* Asks for /metrics over one connection after another until nobody listens any more. */
+static void *scrape(void *ctx)
+{
+    static const char request[] = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+    scraper *s = ctx;
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_port = htons((uint16_t)s->port),
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    for (bool there = true; there;) {
+        char answer[65536];
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        there = connect(fd, (struct sockaddr *)&a, sizeof a) == 0;
+        for (int i = 0; there && i < 50; i++) {
+            if (send(fd, request, sizeof request - 1, MSG_NOSIGNAL) < 0 ||
+                recv(fd, answer, sizeof answer, 0) <= 0)
+                break;
+            atomic_fetch_add(&s->answers, 1);
+        }
+        close(fd);
+    }
+    return NULL;
+}
+
+/* Without a drain: one loop renders the counters of another that is on its way out. */
+static void freed_while_its_metrics_are_read(void **state)
+{
+    for (int round = 0; round < 5; round++) {
+        pl_router *r = started();
+        scraper s[4];
+        for (int i = 0; i < 4; i++) {
+            s[i].port = pl_router_port(r);
+            atomic_init(&s[i].answers, 0);
+            pthread_create(&s[i].thread, NULL, scrape, &s[i]);
+        }
+        for (int i = 0; i < 4; i++)
+            while (atomic_load(&s[i].answers) < 3)
+                sched_yield();
+        pl_router_free(r);
+        for (int i = 0; i < 4; i++)
+            pthread_join(s[i].thread, NULL);
+    }
+}
+
 /* Downwards: a loop that libuv cannot make costs it a file for good. */
 static void too_few_files_are_an_error(void **state)
 {
@@ -169,6 +221,43 @@ static void the_log_key_counts(void **state)
     assert_non_null(strstr(text, "info  listening: http://127.0.0.1:"));
 }
 
+static void put_config(const char *path, const char *policy)
+{
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fprintf(f, "return { listen = '127.0.0.1:0', admin = { listen = 'off' }, policy = '%s' }\n",
+            policy);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* What a SIGHUP was sent for is not lost because another reload is under way. */
+static void sighup_during_a_reload_counts(void **state)
+{
+    char path[] = "/tmp/pl_router_XXXXXX", error[256] = "";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    put_config(path, "least_loaded");
+    pl_config c;
+    pl_errbuf eb = {""};
+    pl_router *r = NULL;
+    assert_int_equal(pl_config_init(&c), 0);
+    if (pl_config_file(&c, path, &eb) != 0 || pl_config_finish(&c, &eb) != 0 ||
+        pl_router_create(&c, &r, &eb) != 0 || pl_router_start(r, error, sizeof error) != 0)
+        fail_msg("%s%s", eb.text, error);
+    /* nobody runs the control loop, so this one cannot end before the signal comes */
+    assert_int_equal(pl_router_reload(r, PL_STR("round_robin"), NULL, NULL, NULL), 0);
+    assert_non_null(r->reload);
+    put_config(path, "random");
+    pl_router_reconcile(r);
+    while (r->reload || r->reconcile_again)
+        uv_run(&r->control, UV_RUN_ONCE);
+    assert_string_equal(r->policy.name, "random");
+    assert_int_equal(atomic_load(&r->policy.reloads), 2);
+    pl_router_free(r);
+    unlink(path);
+}
+
 static void a_bad_configuration_says_why(void **state)
 {
     char error[256] = "";
@@ -187,7 +276,9 @@ int main(void)
         cmocka_unit_test(signals_stay_the_programs),
         cmocka_unit_test(signals_are_taken_when_asked_and_given_back),
         cmocka_unit_test(freed_without_having_run),
+        cmocka_unit_test(freed_while_its_metrics_are_read),
         cmocka_unit_test(too_few_files_are_an_error),
+        cmocka_unit_test(sighup_during_a_reload_counts),
         cmocka_unit_test(a_bad_configuration_says_why),
         cmocka_unit_test(the_log_key_counts),
     };

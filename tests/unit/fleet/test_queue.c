@@ -96,12 +96,12 @@ static void on_wake(pl_waiter *w)
     if (w->cancelled)
         strcat(g->r->woken, "!");
     else if (g->then == TAKE)
-        pl_ticket_begin(&g->ticket, g->takes, 1, false);
+        pl_ticket_begin(&g->ticket, g->takes, &(pl_load){.prompt_tokens = 1, .stream = false});
     else if (g->then == GO_BACK)
         assert_int_equal(pl_queue_put(g->r->q, w), 0);
 }
 
-static void guest_init(guest *g, room *r, const char *name, const char *model, int priority)
+static void guest_init(guest *g, room *r, const char *name, const char *model, int64_t priority)
 {
     *g = (guest){.r = r, .name = name, .then = TAKE, .takes = &r->a->workers[0]};
     g->waiter.loop = &r->mailbox;
@@ -110,7 +110,7 @@ static void guest_init(guest *g, room *r, const char *name, const char *model, i
     g->waiter.wake = on_wake;
 }
 
-static void guest_put(guest *g, room *r, const char *name, const char *model, int priority)
+static void guest_put(guest *g, room *r, const char *name, const char *model, int64_t priority)
 {
     guest_init(g, r, name, model, priority);
     assert_int_equal(pl_queue_put(r->q, &g->waiter), 0);
@@ -159,6 +159,40 @@ static void priority_then_arrival(void **state)
     end_and_free(r, &g[2]);
     assert_string_equal(run(r), "abcde");
     pl_ticket_end(&g[4].ticket);
+    close_room(r);
+}
+
+/* A tier of strict_priority lies above the 32 bits of the priorities in it. */
+static void tiers_are_above_priorities(void **state)
+{
+    (void)state;
+    room *r = open_room(10);
+    const int64_t tier = (int64_t)1 << 32;
+    guest g[5];
+    guest_put(&g[0], r, "d", "m", INT32_MAX);
+    guest_put(&g[1], r, "c", "m", tier - 5);
+    guest_put(&g[2], r, "a", "m", 2 * tier + INT32_MIN);
+    guest_put(&g[3], r, "b", "m", tier);
+    guest_put(&g[4], r, "e", "m", 0);
+    freed(r, r->a);
+    assert_string_equal(run(r), "a");
+    for (int i = 0; i < 3; i++) {
+        static const int order[] = {2, 3, 1};
+        end_and_free(r, &g[order[i]]);
+        run(r);
+    }
+    assert_string_equal(run(r), "abcd");
+    end_and_free(r, &g[0]);
+    assert_string_equal(run(r), "abcde");
+    pl_ticket_end(&g[4].ticket);
+    /* a grant that its waiter does not use goes on to those behind it, by the whole number, too */
+    r->woken[0] = 0;
+    guest_put(&g[0], r, "f", "m", tier);
+    guest_put(&g[1], r, "g", "m", 3);
+    g[0].then = LEAVE;
+    freed(r, r->a);
+    assert_string_equal(run(r), "fg");
+    pl_ticket_end(&g[1].ticket);
     close_room(r);
 }
 
@@ -451,7 +485,7 @@ static bool try_worker(storm_request *rq, int i)
     storm *s = rq->l->s;
     if (pl_worker_at_capacity(s->w[i]))
         return false;
-    pl_ticket_begin(&rq->ticket, s->w[i], 1, false);
+    pl_ticket_begin(&rq->ticket, s->w[i], &(pl_load){.prompt_tokens = 1, .stream = false});
     if (pl_engine_inflight(s->w[i]->engine) > s->w[i]->engine->max_inflight) {
         pl_ticket_end(&rq->ticket);
         pl_queue_freed(s->q, s->w[i], s->view);
@@ -584,6 +618,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(priority_then_arrival),
+        cmocka_unit_test(tiers_are_above_priorities),
         cmocka_unit_test(only_what_the_worker_serves),
         cmocka_unit_test(a_full_room_refuses_but_takes_back),
         cmocka_unit_test(a_removed_waiter_is_not_woken),

@@ -32,14 +32,18 @@ static void timeouts(void **state)
     /* a body must not stand still for 30 s */
     got.n = 0;
     fd = fx_connect(&f);
-    fx_send(&f, fd, POST("/echo", 10, "a"));
+    fx_send(&f, fd, "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n");
+    char part[29 * 1024];
+    memset(part, 'a', sizeof part);
     for (int i = 0; i < 3; i++) {
         fx_pass(&f, 29000);
         assert_int_equal(fx_take(&f, fd, &got), FX_OPEN);
-        fx_send(&f, fd, "b");
+        fx_send_n(&f, fd, part, sizeof part);
     }
     assert_int_equal(got.n, 0);
-    fx_pass(&f, 30100);
+    fx_pass(&f, 29900);
+    assert_int_equal(fx_take(&f, fd, &got), FX_OPEN);
+    fx_pass(&f, 200);
     assert_int_equal(fx_read(&f, fd, &got, NULL), FX_EOF);
     expect_text(&got, "HTTP/1.1 408 Request Timeout\r\n");
     assert_int_equal(f.gone, 1);
@@ -62,6 +66,40 @@ static void timeouts(void **state)
     assert_int_equal(pl_server_stats_of(f.server)->open, 0);
     close(fd);
     pl_buf_free(&got);
+    fx_free(&f);
+}
+
+/* Each byte comes in time, the body never would. */
+static void bodies_that_drip(void **state)
+{
+    static const char *const heads[] = {
+        "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n",
+        CHUNKED("/echo"),                 /* small chunks */
+        CHUNKED("/echo") "1;x=",          /* a chunk's line that does not end */
+        CHUNKED("/echo") "0\r\nX-Slow: ", /* a trailer */
+        "POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n", /* being dropped */
+    };
+    static const char *const drips[] = {"a", "1\r\na\r\n", "y", "z", "b"};
+    fixture f;
+    start(&f);
+    for (int i = 0; i < 5; i++) {
+        pl_buf got = {0};
+        fx_end end = FX_OPEN;
+        int seconds = 0, fd = fx_connect(&f);
+        fx_send(&f, fd, heads[i]);
+        for (; end == FX_OPEN && seconds < 300; seconds += 10) {
+            fx_pass(&f, 10000);
+            end = fx_take(&f, fd, &got);
+            if (end == FX_OPEN)
+                fx_send(&f, fd, drips[i]);
+        }
+        assert_in_range(seconds, 30, 40);
+        expect_text(&got, i < 4 ? "HTTP/1.1 408 Request Timeout\r\n" : "HTTP/1.1 404 ");
+        close(fd);
+        fx_pass(&f, 1100);
+        assert_int_equal(atomic_load(&f.body_memory), 0);
+        pl_buf_free(&got);
+    }
     fx_free(&f);
 }
 
@@ -372,6 +410,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(timeouts),
+        cmocka_unit_test(bodies_that_drip),
         cmocka_unit_test(clients_that_do_not_read),
         cmocka_unit_test(backpressure),
         cmocka_unit_test(clients_that_leave),

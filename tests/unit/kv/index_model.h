@@ -33,7 +33,7 @@ typedef struct model {
     uint64_t entries[4096];
 } model;
 
-static model_cell *model_at(model_map *m, uint64_t a, uint64_t b)
+static inline model_cell *model_at(model_map *m, uint64_t a, uint64_t b)
 {
     if (m->used * 2 >= m->mask) {
         model_map old = *m;
@@ -56,13 +56,14 @@ static model_cell *model_at(model_map *m, uint64_t a, uint64_t b)
     return &m->cell[i];
 }
 
-static uint64_t model_place(const model *m, int slot, int tier)
+static inline uint64_t model_place(const model *m, int slot, int tier)
 {
     uint32_t place = (uint32_t)slot * PL_TIERS + (uint32_t)tier;
     return (uint64_t)m->life[place] << 32 | place;
 }
 
-static uint32_t model_child(model *m, uint32_t parent, uint32_t space, uint64_t local, bool make)
+static inline uint32_t model_child(model *m, uint32_t parent, uint32_t space, uint64_t local,
+                                   bool make)
 {
     /* nodes from 1; the root of a space is beyond all of them */
     model_cell *c = model_at(&m->children, parent ? parent : 0x100000000u + space, local);
@@ -76,15 +77,16 @@ static uint32_t model_child(model *m, uint32_t parent, uint32_t space, uint64_t 
     return c->node;
 }
 
-static void model_drop(model *m, int slot, int tier, uint32_t node)
+static inline void model_drop(model *m, int slot, int tier, uint32_t node)
 {
     model_cell *c = model_at(&m->holds, model_place(m, slot, tier), node);
     if (--c->count == 0)
         m->entries[slot]--;
 }
 
-static int model_store(model *m, uint32_t space, int slot, pl_tier tier, const uint64_t *parent,
-                       const uint64_t *engine, const uint64_t *local, size_t n)
+static inline int model_store(model *m, uint32_t space, int slot, pl_tier tier,
+                              const uint64_t *parent, const uint64_t *engine, const uint64_t *local,
+                              size_t n)
 {
     uint32_t node = 0;
     for (int t = 0; parent && !node && t < PL_TIERS; t++) {
@@ -112,7 +114,8 @@ static int model_store(model *m, uint32_t space, int slot, pl_tier tier, const u
     return 0;
 }
 
-static size_t model_remove(model *m, int slot, pl_tier tier, const uint64_t *engine, size_t n)
+static inline size_t model_remove(model *m, int slot, pl_tier tier, const uint64_t *engine,
+                                  size_t n)
 {
     size_t known = 0;
     for (size_t i = 0; i < n; i++) {
@@ -126,7 +129,7 @@ static size_t model_remove(model *m, int slot, pl_tier tier, const uint64_t *eng
     return known;
 }
 
-static void model_clear(model *m, int slot, int tier)
+static inline void model_clear(model *m, int slot, int tier)
 {
     for (int t = 0; t < PL_TIERS; t++) {
         if (tier >= 0 && t != tier)
@@ -139,8 +142,8 @@ static void model_clear(model *m, int slot, int tier)
 }
 
 /* blocks[] of one worker; false when it does not hold the first block. */
-static bool model_match(model *m, uint32_t space, int slot, const uint64_t *local, size_t n,
-                        uint32_t blocks[PL_TIERS])
+static inline bool model_match(model *m, uint32_t space, int slot, const uint64_t *local, size_t n,
+                               uint32_t blocks[PL_TIERS])
 {
     bool on[PL_TIERS] = {true, true, true, true};
     memset(blocks, 0, PL_TIERS * sizeof *blocks);
@@ -158,7 +161,7 @@ static bool model_match(model *m, uint32_t space, int slot, const uint64_t *loca
     return blocks[PL_TIERS - 1] > 0;
 }
 
-static void model_free(model *m)
+static inline void model_free(model *m)
 {
     free(m->children.cell);
     free(m->names.cell);

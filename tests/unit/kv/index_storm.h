@@ -33,16 +33,16 @@ typedef struct storm_op {
     size_t n;
 } storm_op;
 
-static uint64_t storm_name(storm *s, uint64_t before, uint64_t local, uint32_t space)
+static inline uint64_t storm_name(storm *s, uint64_t before, uint64_t local, uint32_t space)
 {
-    uint64_t h = (before ^ local * 0x9e3779b97f4a7c15u ^ space) * 0xd6e8feb86659fd93u;
+    uint64_t h = (before * 3 + (local + 1) * 0x9e3779b97f4a7c15u + space) * 0xd6e8feb86659fd93u;
     if (!s->honest && pl_rng_below(&s->rng, 40) == 0)
         return pl_rng_below(&s->rng, 64); /* few of them: they meet */
     return h ^ h >> 32;
 }
 
 /* Chain c from block `from` on becomes new, behind the first `from` blocks of another. */
-static void storm_renew(storm *s, uint32_t c)
+static inline void storm_renew(storm *s, uint32_t c)
 {
     uint32_t of = pl_rng_below(&s->rng, STORM_CHAINS), from = 0;
     if (s->chain[of].n && pl_rng_below(&s->rng, 4)) {
@@ -62,7 +62,7 @@ static void storm_renew(storm *s, uint32_t c)
     s->chain[c].n = n;
 }
 
-static void storm_next(storm *s, storm_op *op)
+static inline void storm_next(storm *s, storm_op *op)
 {
     uint32_t c = pl_rng_below(&s->rng, STORM_CHAINS);
     if (s->chain[c].n == 0 || pl_rng_below(&s->rng, 30) == 0)
@@ -104,8 +104,8 @@ static void storm_next(storm *s, storm_op *op)
 }
 
 /* NULL when the index and the model agree on everything; else what they disagree on. */
-static const char *storm_check(pl_index_reader *r, model *m, uint32_t space, const storm_op *op,
-                               int workers)
+static inline const char *storm_check(pl_index_reader *r, model *m, uint32_t space,
+                                      const storm_op *op, int workers)
 {
     static pl_match out[4096];
     static bool seen[4096];
@@ -128,8 +128,8 @@ static const char *storm_check(pl_index_reader *r, model *m, uint32_t space, con
 }
 
 /* Applies one event to both. NULL when they agree. */
-static const char *storm_apply(pl_index *ix, pl_index_reader *r, model *m,
-                               const pl_index_space *space, const storm_op *op, int workers)
+static inline const char *storm_apply(pl_index *ix, pl_index_reader *r, model *m,
+                                      const pl_index_space *space, const storm_op *op, int workers)
 {
     uint32_t s = space[op->space_number];
     switch (op->kind) {

@@ -24,7 +24,7 @@ static pl_arena arena;
 static pl_keys_space space_of(pl_str model, pl_str lora, pl_str salt)
 {
     pl_keys_space s;
-    assert_int_equal(pl_keys_space_init(&s, model, 4, false, lora, salt, PL_CANON_CHUNK_MIN), 0);
+    assert_int_equal(pl_keys_space_init(&s, model, 4, false, lora, salt, PL_KV_CANON_CHUNK_MIN), 0);
     return s;
 }
 
@@ -51,7 +51,7 @@ static uint64_t digest(const char *body)
     if (pl_scan_body(pl_str_c(body), 100, &scan) != 0)
         fail_msg("not a request: %s: %s", body, scan.error);
     pl_kv_canon c;
-    pl_kv_canon_init(&c, 1, PL_CANON_CHUNK, NULL, 0);
+    pl_kv_canon_init(&c, 1, PL_KV_CANON_CHUNK, NULL, 0);
     pl_keys_canonical(&scan, SIZE_MAX, &c);
     return pl_kv_canon_digest(&c);
 }
@@ -321,8 +321,8 @@ static void a_change_in_the_middle(void **state)
         snprintf(two, sizeof two, "{\"prompt\":\"%.*s\"}", (int)sizeof text, text);
         text[at] = 'a';
         pl_keys a = keys(one), b = keys(two);
-        assert_int_equal(a.n, 2001 / PL_CANON_CHUNK_MIN);
-        size_t chunk = (at + 1) / PL_CANON_CHUNK_MIN; /* one tag is before the text */
+        assert_int_equal(a.n, 2001 / PL_KV_CANON_CHUNK_MIN);
+        size_t chunk = (at + 1) / PL_KV_CANON_CHUNK_MIN; /* one tag is before the text */
         assert_int_equal(shared(a, b), chunk < a.n ? chunk : a.n);
     }
 }
@@ -346,7 +346,7 @@ static void images(void **state)
     for (int i = 0; i < 2; i++) {
         sprintf(body, forms[i], data);
         pl_keys a = keys(body);
-        assert_in_range(a.bytes, PL_CANON_ATTACHMENT_MAX, PL_CANON_ATTACHMENT_MAX + 100);
+        assert_in_range(a.bytes, PL_KV_CANON_ATTACHMENT_MAX, PL_KV_CANON_ATTACHMENT_MAX + 100);
         data[BYTES / 2] = 'B';
         sprintf(body, forms[i], data);
         assert_in_range(shared(a, keys(body)), 0, 1);
@@ -365,7 +365,7 @@ static void chunks_like_one_by_one(void **state)
     (void)state;
     pl_rng rng = {5};
     for (int round = 0; round < 300; round++) {
-        uint32_t chunk = round % 3 == 0 ? PL_CANON_CHUNK : 64 + pl_rng_below(&rng, 300);
+        uint32_t chunk = round % 3 == 0 ? PL_KV_CANON_CHUNK : 64 + pl_rng_below(&rng, 300);
         size_t n = pl_rng_below(&rng, 3000), cap = pl_rng_below(&rng, 2) ? 100 : 5,
                want = n / chunk;
         char *text = malloc(n ? n : 1);
@@ -526,7 +526,7 @@ static void spaces_out_of_bounds(void **state)
     assert_int_equal(pl_keys_space_init(&s, no, 16, false, no, no, 63), PL_ELIMIT);
     assert_int_equal(pl_keys_space_init(&s, no, 16, false, no, no, 4097), PL_ELIMIT);
     assert_int_equal(pl_keys_space_init(&s, no, 16, false, no, no, 0), 0);
-    assert_int_equal(s.chunk_bytes, PL_CANON_CHUNK);
+    assert_int_equal(s.chunk_bytes, PL_KV_CANON_CHUNK);
 }
 
 static int tear_down(void **state)

@@ -270,6 +270,9 @@ static void test_record_rules(void **state)
     misuse("score", "return totl", "unknown global 'totl'");
     misuse("score", "require 'late' return 1", "while the policy loads");
     misuse("score", "local x = ('x'):rep(1e9) return x", "string.rep");
+    misuse("score", "local x = ('x'):rep('1e9') return x", "string.rep"); /* a header's, say */
+    misuse("score", "local x = ('x'):rep(3, ('y'):rep(1e6)) return x", "string.rep");
+    misuse("score", "local x = (''):rep('0x7fffffff', 1) return x", "string.rep");
     misuse("score", "local e = pl.worker_ewma('a', 1) e:update(w.slot, 1)",
            "w is a worker or the outcome, not a number");
     misuse("score", "local e = pl.worker_ewma('a', 1) local x = e.get(w, 1) return x",
@@ -345,6 +348,7 @@ static void test_reads_and_helpers(void **state)
         "  assert(fleet[1] == fleet[1] and fleet[1] ~= fleet[2] and fleet[1] ~= nil)\n"
         "  for i = 0, fleet.n - 1 do fleet.cost[i] = 10 - i end\n"
         "  assert(fleet.cost[1] == 9 and pl.pick_min() == 2 and pl.pick_softmax(0) == 2)\n"
+        "  fleet.cost[2] = 20 assert(pl.pick_softmax(1e-310) == 1) fleet.cost[2] = 8\n"
         "  local i = pl.pick_softmax(1) assert(i >= 0 and i < 3)\n"
         "  assert(pl.prefill_seconds(fleet[0], 16000) == 2)\n"
         "  local r = pl.random() assert(r >= 0 and r < 1 and pl.random(1) == 0)\n"
@@ -352,6 +356,7 @@ static void test_reads_and_helpers(void **state)
         "  assert(pl.rendezvous('k') == pl.rendezvous('k') and pl.ring('k') == pl.ring('k'))\n"
         "  assert(pl.hash('a') == pl.hash('a') and pl.hash('a') < 2 ^ 52)\n"
         "  assert(c:get() == 0 and c:add() == 1 and c:add(2) == 3 and c:get() == 3)\n"
+        "  assert(c:add(0 / 0) ~= 3 and c:get() == 3 and c:add(-1 / 0) ~= 3 and c:get() == 3)\n"
         "  assert(e:get(fleet[1]) == 0 and e:get(fleet[1], 5) == 5)\n"
         "  e:update(fleet[1], 4) e:update(fleet[1], 6)\n"
         "  assert(math.abs(e:get(fleet[1]) - 5) < 0.01 and e:get(fleet[0], -1) == -1)\n"
@@ -360,6 +365,7 @@ static void test_reads_and_helpers(void **state)
         "4)\n"
         "  assert(type(fleet) == 'cdata' and getmetatable(fleet[0]) == nil and tostring(fleet[0]) "
         "== 'a worker')\n"
+        "  assert(('x'):rep('3') == 'xxx' and string.rep(5, 2, 0) == '505')\n"
         "  assert(('x'):rep(3) == 'xxx' and bit.band(6, 3) == 2 and not pcall(error, 'x'))\n"
         "  return fleet[1].index, 'why_not'\n"
         "end\nreturn p",
@@ -445,6 +451,29 @@ static void no_garbage(const char *text)
     }
     assert_int_equal(lua_heap(vm), before);
     pl_vm_free(vm);
+}
+
+/* A cycle over much that is kept is not run again and again for little garbage. */
+static void test_much_that_is_kept(void **state)
+{
+    pl_shared *sums = pl_shared_new();
+    pl_vm *vm = ready_vm(
+        "local pl = require 'perilune'\n"
+        "local kept, weak, cycles = {}, setmetatable({}, { __mode = 'k' }), pl.counter('cycles')\n"
+        "for i = 1, 40 do kept[i] = ('x'):rep(2 ^ 18 + i) end\n" /* 10 of 16 MiB */
+        "weak[{}] = true\n"
+        "return { api = 1, score = function(req, w)\n"
+        "  if next(weak) == nil then weak[{}] = true cycles:add() end\n"
+        "  return #kept end }",
+        sums);
+    pl_vm_error err;
+    fill(vm, 1, 1);
+    for (int i = 0; i < 6400; i++)
+        assert_int_equal(pl_vm_decide(vm, 0, &err), 0);
+    int handle = pl_shared_counter(sums, PL_STR("cycles"));
+    assert_in_range(pl_shared_counter_add(sums, handle, 0), 0, 3);
+    pl_vm_free(vm);
+    pl_shared_free(sums);
 }
 
 static void test_no_garbage(void **state)
@@ -709,6 +738,7 @@ int main(void)
         cmocka_unit_test(test_strings_end_with_the_call),
         cmocka_unit_test(test_order_and_skip),
         cmocka_unit_test(test_no_garbage),
+        cmocka_unit_test(test_much_that_is_kept),
         cmocka_unit_test(test_memory_cap_breaks_the_vm),
         cmocka_unit_test(test_any_memory_cap),
         cmocka_unit_test(test_loops_share),
