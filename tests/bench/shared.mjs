@@ -9,7 +9,9 @@
 // A turn is at home when it goes where the session's last turn went. When that worker was drained
 // the session has to move: that turn is "moved", it counts as neither, and the next ones are at
 // home where it went. Everything is started here and ended here.
+import { once } from 'node:events';
 import http from 'node:http';
+import net from 'node:net';
 
 process.env.PERILUNE ??= 'build/perilune';
 const { startEngine, startRouter, until, usable } = await import('../flow/lib/proc.mjs');
@@ -92,6 +94,7 @@ async function turn(fleet, session, account) {
   if (session.worker !== undefined) {
     const kind = session.worker === worker ? 'home' : gone || fleet.drained.has(session.worker) ? 'moved' : 'away';
     account[kind]++;
+    if (kind === 'away' && [worker, session.worker].includes('e4')) account.added++;
   }
   session.worker = worker;
   session.routers.add(which);
@@ -100,7 +103,7 @@ async function turn(fleet, session, account) {
 // All turns of these sessions in a random order, AT_ONCE at a time, never two of one session;
 // events: [share of the turns done, what to do then].
 async function play(fleet, sessions, turns, events, seed) {
-  const account = new Map(sessions.map((s) => [s.prefix, { home: 0, moved: 0, away: 0 }]));
+  const account = new Map(sessions.map((s) => [s.prefix, { home: 0, moved: 0, away: 0, added: 0 }]));
   const left = sessions.map((session) => ({ session, turns }));
   const next = random(seed);
   const total = sessions.length * turns;
@@ -134,13 +137,13 @@ const drainOne = (fleet, name) => async () => {
   for (const router of fleet.routers) await post(`${router.admin}/engines/${name}/drain`);
 };
 
-function row(what, { home, moved, away }) {
+function row(what, { home, moved, away, added }) {
   const share = home / (home + away);
-  console.log(`| ${what} | ${home + away} | ${moved} | ${away} | ${share.toFixed(4)} |`);
+  console.log(`| ${what} | ${home + away} | ${moved} | ${away} | ${added} | ${share.toFixed(4)} |`);
   return share;
 }
 
-const heading = () => console.log('| sessions | turns after the first | moved, drained | away | share at home |\n|---|---|---|---|---|');
+const heading = () => console.log('| sessions | turns after the first | moved, drained | away | of these to or from the added engine | share at home |\n|---|---|---|---|---|---|');
 
 async function landing() {
   heading();
@@ -205,6 +208,13 @@ async function latency(n) {
     const messages = [{ role: 'user', content: 'What is a moon, and why is it there?' }];
     const control = (id, action) => ({ nvext: { session_control: { session_id: id, timeout: 86000, history: 'delta', ...(action && { action }) } } });
     const cases = [];
+    const socket = net.connect(redis.path);
+    t.after(() => socket.destroy());
+    await once(socket, 'connect');
+    cases.push({ store: 'Redis', what: 'PING of this client', run: () => {
+      socket.write('PING\r\n');
+      return once(socket, 'data');
+    } });
     for (const [name, router] of Object.entries(routers)) {
       if (name === 'memory') cases.push({ store: '', what: 'plain request', run: () => request(router, { messages }) });
       cases.push({ store: name, what: 'router-only session', run: () => request(router, { messages }, { 'x-session-id': name }) });
@@ -230,7 +240,7 @@ async function latency(n) {
     for (const c of cases) {
       const [p50, p90, p99] = [0.5, 0.9, 0.99].map((q) => quantile(c.us, q));
       const base = cases.find((other) => other.what === c.what && other.store === 'memory')?.us;
-      const over = (value, q) => (base && base !== c.us ? `+${(value - quantile(base, q)).toFixed(0)}` : '');
+      const over = (value, q) => (base && base !== c.us ? (value - quantile(base, q)).toFixed(0) : '');
       console.log(`| ${c.what} | ${c.store} | ${p50.toFixed(0)} | ${p90.toFixed(0)} | ${p99.toFixed(0)} | ${over(p50, 0.5)} | ${over(p99, 0.99)} |`);
     }
   });
