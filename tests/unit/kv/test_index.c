@@ -289,6 +289,41 @@ static void a_list_keeps_what_it_names_in_every_tier(void **state)
     assert_int_equal(pl_index_keep(f->ix, 4096, list, 9), 0);
 }
 
+static void a_long_list(void **state)
+{
+    enum { CHAINS = 300, DEPTH = 200 };
+    fixture *f = *state;
+    uint64_t local[DEPTH], name[DEPTH], *list = malloc(CHAINS * DEPTH * sizeof *list);
+    size_t n = 0;
+    assert_non_null(list);
+    for (uint64_t c = 0; c < CHAINS; c++)
+        for (int w = 0; w < 2; w++) {
+            for (uint64_t i = 0; i < DEPTH; i++) {
+                local[i] = c * DEPTH + i + 1;
+                name[i] = local[i] * 0x9e3779b97f4a7c15u;
+                if (w == 0 && i < c)
+                    list[n++] = name[i];
+            }
+            assert_int_equal(
+                pl_index_store(f->ix, f->space, w, PL_TIER_DEVICE, NULL, name, local, DEPTH), 0);
+        }
+    assert_int_equal(pl_index_keep(f->ix, 0, list, n), CHAINS * DEPTH - n);
+    assert_int_equal(pl_index_entries(f->ix, 0), n);
+    for (uint64_t c = 0; c < CHAINS; c++) {
+        pl_match out[2];
+        for (uint64_t i = 0; i < DEPTH; i++)
+            local[i] = c * DEPTH + i + 1;
+        int found = pl_index_match(f->r, f->space, local, DEPTH, out, 2);
+        assert_int_equal(found, 1 + (c > 0));
+        for (int i = 0; i < found; i++)
+            assert_int_equal(out[i].blocks[0], out[i].slot == 1 || c > DEPTH ? DEPTH : c);
+    }
+    assert_int_equal(pl_index_remove(f->ix, 0, PL_TIER_DEVICE, list, n), n);
+    assert_int_equal(pl_index_entries(f->ix, 0), 0);
+    assert_int_equal(pl_index_entries(f->ix, 1), CHAINS * DEPTH);
+    free(list);
+}
+
 static void an_unknown_parent_changes_nothing(void **state)
 {
     fixture *f = *state;
@@ -435,6 +470,7 @@ int main(void)
         BY_HAND(a_name_tells_its_space),
         BY_HAND(known_blocks_are_in_a_further_tier_too),
         BY_HAND(a_list_keeps_what_it_names_in_every_tier),
+        BY_HAND(a_long_list),
         BY_HAND(an_unknown_parent_changes_nothing),
         BY_HAND(spaces_do_not_meet),
         BY_HAND(a_cleared_worker_is_gone_at_once_and_may_come_back_before_it_is_swept),
