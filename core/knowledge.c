@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "kv/discover.h"
 #include "kv/feed.h"
+#include "kv/known.h"
 
 #define LOOK_MS        500
 #define TOKENIZE_CALLS 256 /* under way at once, of all loops */
@@ -212,7 +213,9 @@ int pl_knowledge_start(pl_router *r, pl_errbuf *eb)
     int rc = k ? pl_holdings_new(&c->holdings, &r->holdings) : PL_ENOMEM;
     if (rc == 0) {
         pl_feed_options o = PL_FEED_OPTIONS;
+        const pl_known known = pl_known_of(pl_holdings_index(r->holdings));
         o.index = pl_holdings_index(r->holdings);
+        o.known = &known;
         o.trust = c->trust;
         rc = pl_feed_new(&o, &k->feed);
     }

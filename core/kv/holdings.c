@@ -227,7 +227,7 @@ bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl
             *exact = true;
             p->tokens = (double)k->tokens_n;
         }
-        any = any || k->n > 0;
+        any = any || k->n > 0 || k->local_n > 0;
     }
     return any;
 }
@@ -245,7 +245,7 @@ bool pl_prompt_tokens(pl_holdings_loop *l, const pl_model *m, const uint32_t *id
         p->size[i].space = ns.index;
         if (!space || pl_keys_of_tokens(space, ids, n, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
-        any = any || k->n > 0;
+        any = any || k->n > 0 || k->local_n > 0;
     }
     return any;
 }
@@ -284,10 +284,10 @@ static uint32_t tokens_of(const pl_prompt *p, double tokens)
 static void match_index(pl_holdings_loop *l, const pl_prompt *p, int at)
 {
     const pl_keys *k = &p->size[at].keys;
-    if (!p->size[at].space || k->kind != PL_KEYS_TOKENS || !k->n)
+    if (!p->size[at].space || k->kind != PL_KEYS_TOKENS || !k->local_n)
         return;
-    int n =
-        pl_index_match(l->reader, p->size[at].space, k->local, k->n, l->matches, PL_MAX_WORKERS);
+    int n = pl_index_match(l->reader, p->size[at].space, k->local, k->local_n, l->matches,
+                           PL_MAX_WORKERS);
     for (int i = 0; i < n; i++) {
         const pl_match *x = &l->matches[i];
         pl_kv_hit *h = hit_of(l, x->slot);
@@ -368,8 +368,9 @@ void pl_prompt_routed(pl_holdings_loop *l, pl_prompt *p, const pl_worker_state *
     p->slot = w->slot;
     p->routed_ns = pl_clock_now_ns(l->h->o.clock);
     p->expected_tokens = expected_tokens;
-    p->expected_units =
-        (size_t)fmax(0, floor(expected_tokens / fmax(pl_keys_tokens(k, 1, p->tokens), 1e-9) + 0.5));
+    /* of text the tokens were rounded; of token ids only whole units count */
+    double units = expected_tokens / fmax(pl_keys_tokens(k, 1, p->tokens), 1e-9);
+    p->expected_units = (size_t)fmax(0, floor(units + (k->kind == PL_KEYS_TEXT ? 0.5 : 0)));
     if (p->live && l->h->predicted)
         pl_approx_insert(l->h->predicted, k->key, k->n, w->slot);
     else if (!p->live)
