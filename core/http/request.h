@@ -52,6 +52,7 @@ struct pl_request {
     double pin_instance, pin_rank; /* a trusted client's worker, by slot and rank; -1: none */
     pl_prompt *prompt;             /* its keys, for the workers' caches; NULL: nobody looks */
     bool query_only;               /* tell the choice, send nothing */
+    struct pl_refusal *refusal;    /* explain.c alone: there is no client, errors are told to it */
 
     /* waiting */
     pl_waiter waiter;
@@ -174,6 +175,12 @@ void pl_answer_error(pl_loop *l, pl_exchange *x, int status, const char *code,
                      double retry_after_seconds, const pl_header *extra, int extra_n,
                      const char *message);
 void pl_count_status(pl_loop *l, int status);
+
+/* --- explain.c: a request that is only looked at --- */
+void pl_explain_refused(struct pl_refusal *r, int status, const char *code, const char *message);
+/* session.c: the record and the pin of a session as it is bound; NULL: it is not. No turn begins.
+ */
+void pl_session_explain(pl_request *rq, const pl_binding *b);
 
 /* --- proxy.c: the state machine --- */
 
