@@ -4,7 +4,6 @@
  * exchange is made up, too: it has a head and a body and no client, so errors go into a refusal. */
 #include "http/explain.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,11 +53,6 @@ static json_t *error_json(const char *code, const char *message)
 
 /* --- the answer --- */
 
-static json_t *number(double v)
-{
-    return isfinite(v) ? json_real(v) : json_null();
-}
-
 static json_t *text(pl_str s)
 {
     json_t *j = json_stringn(s.n ? s.p : "", s.n);
@@ -72,14 +66,14 @@ static json_t *choice_json(const pl_decision *d)
         [PL_ASK_SHED] = "shed",         [PL_NO_WORKER] = "no_worker",
         [PL_PIN_LOST] = "session_lost", [PL_NO_SESSION_WORKER] = "no_session_worker"};
     bool sent = d->kind == PL_DECIDED;
-    json_t *shrink = d->shrink_max_tokens > 0 ? json_real(d->shrink_max_tokens) : json_null();
+    json_t *shrink = d->shrink_max_tokens > 0 ? pl_number_json(d->shrink_max_tokens) : json_null();
     return json_pack("{s:s, s:s?, s:s, s:b, s:b, s:o, s:o, s:o, s:o}", "kind", kinds[d->kind],
                      "worker", sent ? d->worker->name : NULL, "reason", d->reason, "by_policy",
                      d->by_policy, "spilled", d->spilled, "cached_tokens",
-                     sent ? json_real(d->cached_tokens) : json_null(), "wait_seconds",
-                     d->kind == PL_ASK_QUEUE ? number(d->wait_seconds) : json_null(),
+                     sent ? pl_number_json(d->cached_tokens) : json_null(), "wait_seconds",
+                     d->kind == PL_ASK_QUEUE ? pl_number_json(d->wait_seconds) : json_null(),
                      "retry_after_seconds",
-                     d->kind == PL_ASK_SHED ? number(d->retry_after_seconds) : json_null(),
+                     d->kind == PL_ASK_SHED ? pl_number_json(d->retry_after_seconds) : json_null(),
                      "shrink_max_tokens", shrink);
 }
 
@@ -111,7 +105,7 @@ static json_t *workers_json(const pl_request *rq, const pl_dry *dry)
     for (int i = 0; list && i < m->workers_n && i < PL_MAX_WORKERS; i++) {
         struct pl_worker w;
         pl_decide_shown(rq->loop->decider, &rq->ask, i, &w);
-        json_t *score = dry->cost && w.eligible ? number(dry->cost[i]) : json_null();
+        json_t *score = dry->cost && w.eligible ? pl_number_json(dry->cost[i]) : json_null();
         json_t *j = json_pack("{s:s, s:s, s:o}", "name", m->workers[i]->name, "engine",
                               m->workers[i]->engine->name, "score", score);
         json_t *record = pl_worker_json(&w);

@@ -11,14 +11,15 @@
 #define REQ_FIELDS(D, I, B, W)                                                                     \
     D(arrival_seconds)                                                                             \
     D(prompt_tokens)                                                                               \
-    D(max_tokens) D(body_bytes) D(waited_seconds) D(expected_output_tokens) I(priority)            \
-        W(api, apis) I(attempt) I(choices) I(strict_priority) B(stream) B(has_session)             \
-            B(exact_tokens)
+    D(max_tokens)                                                                                  \
+    D(body_bytes) D(waited_seconds) D(expected_output_tokens) I(priority) W(api, apis) I(attempt)  \
+        I(choices) I(strict_priority) B(stream) B(has_session) B(exact_tokens)
 
 #define WORKER_FIELDS(D, I, B, W)                                                                  \
     D(inflight)                                                                                    \
     D(queued_prefill_tokens)                                                                       \
-    D(streams) D(cached_tokens) D(cached_host_tokens) D(cached_disk_tokens) D(decode_blocks)       \
+    D(streams)                                                                                     \
+    D(cached_tokens) D(cached_host_tokens) D(cached_disk_tokens) D(decode_blocks)                  \
         D(session_tokens) D(running_requests) D(waiting_requests) D(kv_usage)                      \
             D(gauges_age_seconds) D(max_inflight) D(max_queued_prefill_tokens)                     \
                 D(prefill_tokens_per_second) D(ttft_seconds) D(weight) I(index) I(slot)            \
@@ -28,9 +29,9 @@
 #define SESSION_FIELDS(D, I, B, W)                                                                 \
     D(age_seconds)                                                                                 \
     D(idle_seconds)                                                                                \
-    D(ttl_seconds) D(held_tokens) D(id_hash) D(parent_hash) W(event, events) I(turn)               \
-        W(kind, kinds) I(bound_slot) I(bound_generation) I(bound_index) B(has_parent) B(delta)     \
-            B(final)
+    D(ttl_seconds)                                                                                 \
+    D(held_tokens) D(id_hash) D(parent_hash) W(event, events) I(turn) W(kind, kinds) I(bound_slot) \
+        I(bound_generation) I(bound_index) B(has_parent) B(delta) B(final)
 
 /* The same fields one after the other: as large as the record, or one of them is missing. */
 #define AS_D(name)        double name;
@@ -70,8 +71,11 @@ static const char *const kinds[] = {[PL_DEFAULT] = "default",
                                     [PL_ENGINE_BACKED] = "engine_backed",
                                     NULL};
 
-static json_t *number(double v)
+/* Whole numbers without a fraction: they are counts, mostly. */
+json_t *pl_number_json(double v)
 {
+    if (v == floor(v) && fabs(v) < 9e15)
+        return json_integer((json_int_t)v);
     return isfinite(v) ? json_real(v) : json_null();
 }
 
@@ -83,7 +87,7 @@ static json_t *word(const char *const *words, int32_t v)
     return json_integer(v);
 }
 
-#define SET_D(name)        bad |= json_object_set_new(j, #name, number(r->name));
+#define SET_D(name)        bad |= json_object_set_new(j, #name, pl_number_json(r->name));
 #define SET_I(name)        bad |= json_object_set_new(j, #name, json_integer(r->name));
 #define SET_B(name)        bad |= json_object_set_new(j, #name, json_boolean(r->name));
 #define SET_W(name, words) bad |= json_object_set_new(j, #name, word(words, r->name));

@@ -7,6 +7,7 @@
 
 #include "policy_abi.h"
 
+json_t *pl_number_json(double v);
 json_t *pl_req_json(const struct pl_req *r);
 json_t *pl_worker_json(const struct pl_worker *w);
 json_t *pl_session_json(const struct pl_session *s);
