@@ -9,6 +9,9 @@
 #include "config_keys.h"
 #include "policy/lua_config.h"
 
+/* Asking more often would cost engines more than it tells. */
+#define MIN_GAUGES_INTERVAL_MS 50
+
 int pl_config_init(pl_config *c)
 {
     *c = (pl_config){
@@ -43,9 +46,12 @@ int pl_config_init(pl_config *c)
     c->routed_ttl_ms = c->holdings.routed_ttl_ms;
     c->predicted_ttl_ms = c->holdings.predicted_ttl_ms;
     c->trust = (pl_trust_options)PL_TRUST_DEFAULTS;
+    c->tokenize_ms = PL_TOKCACHE_BUDGET_MS;
+    c->tokenize_bytes = (uint64_t)256 << 20;
     pl_server_options_default(&c->server);
     pl_pool_options_default(&c->pool);
     pl_health_options_default(&c->health);
+    pl_gauges_options_default(&c->gauges);
     pl_decider_options_default(&c->decider);
     c->policy_params = json_object();
     c->flag_params = json_object();
@@ -199,6 +205,10 @@ int pl_config_finish(pl_config *c, pl_errbuf *eb)
     if (c->health.path.n == 0 || c->health.path.p[0] != '/')
         return pl_fail(eb, PL_EINVALID, "health.path: '%.*s' does not begin with '/'",
                        PL_FMT(c->health.path));
+    if (c->gauges.interval_ms > 0 && c->gauges.interval_ms < MIN_GAUGES_INTERVAL_MS)
+        return pl_fail(eb, PL_EINVALID,
+                       "gauges.interval_seconds: expected 0 (off) or at least %.2f",
+                       MIN_GAUGES_INTERVAL_MS / 1e3);
     c->decider.max_wait_seconds = c->queue_seconds;
     return 0;
 }

@@ -10,10 +10,12 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "fleet/engine.h"
+#include "fleet/gauges.h"
 #include "fleet/health.h"
 #include "http/server.h"
 #include "http/upstream.h"
 #include "kv/holdings.h"
+#include "kv/tokens_cache.h"
 #include "kv/trust.h"
 #include "net.h"
 #include "policy/decide.h"
@@ -73,6 +75,7 @@ typedef struct pl_config {
     pl_server_options server;
     pl_pool_options pool;
     pl_health_options health;
+    pl_gauges_options gauges;
     pl_decider_options decider;
     uint64_t seed; /* 0: from the OS */
     pl_log_level log_level;
@@ -89,6 +92,8 @@ typedef struct pl_config {
     pl_holdings_options holdings;
     uint64_t routed_ttl_ms, predicted_ttl_ms; /* of holdings */
     pl_trust_options trust;
+    uint64_t tokenize_ms;    /* 20; 0: engines are not asked */
+    uint64_t tokenize_bytes; /* 256 MiB of ids kept */
     bool assume_kv_reuse;
 } pl_config;
 

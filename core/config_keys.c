@@ -437,6 +437,11 @@ const pl_key pl_config_keys[] = {
     {"health.detect_interval_seconds", PL_KEY_MS, C(health.detect_interval_ms), 0.05, DAY,
      "seconds", .help = "between two looks at an engine's kind and models"},
 
+    {"gauges.interval_seconds", PL_KEY_MS, C(gauges.interval_ms), 0, 3600, "seconds",
+     .help = "between two looks at an engine's own load (SGLang, vLLM); 0: never"},
+    {"gauges.timeout_seconds", PL_KEY_MS, C(gauges.timeout_ms), 0.05, 600, "seconds",
+     .help = "of one look"},
+
     {"breaker.failures", PL_KEY_WHOLE, C(decider.breaker.failures), 1, 1e6,
      .help = "failed requests in a row that stop traffic to an engine"},
     {"breaker.backoff_seconds", PL_KEY_NS, C(decider.breaker.backoff_ns), 0.01, 3600, "seconds",
@@ -474,6 +479,11 @@ const pl_key pl_config_keys[] = {
      .help = "prompts of text are compared in pieces of so much"},
     {"kv.stale_seconds", PL_KEY_NS, C(trust.stale_ns), 1, DAY, "seconds",
      .help = "an engine that is used and publishes nothing for so long is not believed"},
+    {"kv.tokenize_seconds", PL_KEY_MS, C(tokenize_ms), 0, 10, "seconds",
+     .help = "a request of text waits for an engine's /tokenize, when events need its ids; 0: "
+             "never asked"},
+    {"kv.tokenize_bytes", PL_KEY_WHOLE, C(tokenize_bytes), MIB, 64 * GIB, "bytes",
+     .help = "of token ids kept, so that each is asked for once"},
     {"kv.assume_kv_reuse", PL_KEY_BOOL, C(assume_kv_reuse),
      .help = "decode_blocks counts blocks that running requests share once"},
     {.path = NULL},

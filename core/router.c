@@ -28,6 +28,7 @@ static void publish(void *ctx, pl_view *v)
     pl_view_unref(v);
     if (r->health)
         pl_health_sync(r->health);
+    pl_gauges_sync(r->gauges);
     pl_knowledge_sync(r);
 }
 
@@ -205,8 +206,10 @@ static int open_loops(pl_router *r, pl_vm **vms, pl_errbuf *eb)
 static void on_health_changed(void *ctx, pl_engine *e)
 {
     pl_router *r = ctx;
-    if (atomic_load(&e->health) == PL_HEALTH_UP)
-        pl_queue_wake_all(r->queue);
+    if (atomic_load(&e->health) != PL_HEALTH_UP)
+        return;
+    pl_gauges_wake(r->gauges, e);
+    pl_queue_wake_all(r->queue);
 }
 
 static void on_described(void *ctx, pl_engine *e, pl_str server_info)
@@ -234,6 +237,10 @@ int pl_router_start(pl_router *r, char *error, size_t error_cap)
         if (vms[i])
             pl_vm_free(vms[i]);
     free(vms);
+    if (rc == 0) {
+        r->gauges = pl_gauges_start(&r->control, &r->control_wheel, r->fleet, &c->gauges);
+        rc = r->gauges ? 0 : PL_ENOMEM;
+    }
     if (rc == 0) {
         r->health = pl_health_start(&r->control, &r->control_wheel, r->fleet, &c->health,
                                     on_health_changed, r);
@@ -416,6 +423,7 @@ void pl_router_free(pl_router *r)
         pl_router_end_removal(r->removals);
     if (r->health)
         pl_health_stop(r->health);
+    pl_gauges_stop(r->gauges);
     if (r->admin)
         pl_admin_stop(r->admin);
     if (r->control_ready) {

@@ -62,10 +62,12 @@ struct pl_router {
     pl_shared *shared;
     struct pl_store *store; /* the control thread's handle */
     struct pl_sessions *sessions;
-    pl_timer store_timer; /* expiry */
+    pl_timer store_timer;           /* expiry */
     struct pl_knowledge *knowledge; /* knowledge.c; NULL: kv.use is off */
     pl_holdings *holdings;          /* NULL: the same */
     struct pl_feed *feed;
+    pl_active *active;            /* NULL: kv.assume_kv_reuse is off */
+    struct pl_tokcache *tokcache; /* NULL: engines are not asked to tokenize */
     pl_loop *loops;
     int loops_n;
     uv_loop_t control;
@@ -73,6 +75,7 @@ struct pl_router {
     uv_timer_t control_wheel_timer;
     pl_mailbox control_mailbox;
     pl_health_monitor *health;
+    pl_gauges *gauges;
     struct pl_admin *admin;
     struct pl_reload *reload; /* the reload under way, NULL when none */
     pl_policy_source *source; /* of the running generation */

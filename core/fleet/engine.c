@@ -259,6 +259,7 @@ static void init_workers(pl_engine *e)
         w->engine = e;
         w->rank = i;
         w->slot = -1;
+        w->running_requests = w->waiting_requests = w->kv_usage = -1;
         w->block_tokens = (int32_t)e->block_tokens;
         if (e->workers_n == 1)
             snprintf(w->name, sizeof w->name, "%s", e->name);

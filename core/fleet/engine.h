@@ -98,7 +98,7 @@ struct pl_engine {
     _Atomic uint64_t open_until_ns;
     /* counters for /metrics and /engines */
     _Atomic uint64_t requests, failed, client_errors, retries, health_checks, health_failures,
-        breaker_opened;
+        breaker_opened, gauge_polls, gauge_failures;
     _Atomic uint64_t connects, reuses;
     int workers_n;
     pl_worker_state workers[]; /* dp_size */

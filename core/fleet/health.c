@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "fleet/detect.h"
+#include "fleet/gauge_read.h"
 #include "http/upstream.h"
 
 #define MAX_HEALTH_ANSWER 65536
@@ -193,6 +194,8 @@ static void apply(probe *p, const pl_detected *found)
         tell_detected(p, found, kind);
     if (found->caps_known)
         set_caps(e, found->caps);
+    for (int i = 0; i < e->workers_n; i++)
+        pl_gauges_sizes(&e->workers[i], found->block_tokens, found->kv_tokens);
     if (found->no_models && !e->models_given && !p->no_models_told) {
         p->no_models_told = true;
         pl_log(PL_LOG_WARN, "engine_without_models",

@@ -31,9 +31,11 @@ void pl_ticket_begin(pl_ticket *t, pl_worker_state *w, const pl_load *load)
         t->prefill_tokens = 0;
     t->block_tokens = block > 0 ? block : PL_LEDGER_BLOCK_TOKENS;
     t->base_blocks = blocks_of(t);
-    int64_t shared = whole(load->shared_blocks);
-    t->blocks = shared < t->base_blocks ? t->base_blocks - shared : 0;
-    t->base_blocks -= t->blocks; /* from now on: those that are counted for others */
+    t->active = (pl_active_hold){NULL, NULL, NULL};
+    int64_t set =
+        load->active ? pl_active_begin(load->active, w, &load->keys, &t->active, NULL) : 0;
+    t->blocks = set < t->base_blocks ? t->base_blocks - set : 0;
+    t->base_blocks -= t->blocks; /* from now on: those that the set counts */
     t->stream = stream;
     t->first_token = false;
     atomic_fetch_add(&w->inflight, 1);
@@ -95,6 +97,7 @@ void pl_ticket_end(pl_ticket *t)
     prefill_done(t);
     atomic_fetch_sub_explicit(&w->decode_blocks, t->blocks, memory_order_relaxed);
     t->blocks = 0;
+    pl_active_end(&t->active);
     if (t->stream)
         atomic_fetch_sub_explicit(&w->streams, 1, memory_order_relaxed);
     atomic_fetch_sub(&w->inflight, 1);

@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "fleet/active_blocks.h"
+
 struct pl_engine;
 
 /* One data-parallel rank. */
@@ -26,6 +28,7 @@ typedef struct pl_worker_state {
     /* the engine's own gauges, see gauges.h; -1 until they were read */
     _Atomic double running_requests, waiting_requests, kv_usage;
     _Atomic uint64_t gauges_at_ns;            /* machine clock; 0: never */
+    _Atomic int64_t kv_tokens;                /* capacity of its KV cache; 0: not known */
     _Atomic uint64_t requests;                /* sent, ever */
     _Atomic int32_t sessions;                 /* engine-backed ones that this router opened on it */
     _Atomic int64_t session_tokens;           /* they hold, as last reported */
@@ -45,8 +48,9 @@ typedef struct pl_ticket {
     pl_worker_state *worker; /* NULL: not begun or ended */
     int64_t prefill_tokens;  /* uncached prompt tokens; 0 after the first token */
     int64_t tokens;          /* prompt and generated so far */
-    int64_t blocks;          /* counted in decode_blocks */
-    int64_t base_blocks;     /* further ones, counted for others that run there */
+    int64_t blocks;          /* counted in decode_blocks by this ticket */
+    int64_t base_blocks;     /* further ones, counted there by active_blocks.h */
+    pl_active_hold active;
     int32_t block_tokens;
     bool stream;
     bool first_token; /* was seen */
@@ -56,9 +60,11 @@ typedef struct pl_ticket {
 typedef struct pl_load {
     double prompt_tokens; /* an estimate, or exact */
     double cached_tokens; /* of them believed to be in the worker's KV cache: no prefill */
-    double shared_blocks; /* of its blocks, counted already for others that run there: see
-                             active_blocks.h; 0 unless assume_kv_reuse is on */
     bool stream;
+    /* assume_kv_reuse: its prompt's blocks are counted once with those of the others that run
+       there; NULL: it counts all of them */
+    pl_active *active;
+    pl_active_keys keys; /* of the prompt */
 } pl_load;
 
 /* The caller holds a reference to the engine until the ticket has ended. */

@@ -52,6 +52,7 @@ static void request_free(pl_request *rq)
     }
     pl_buf_free(&rq->answer);
     pl_session_free(rq);
+    pl_prompt_free(rq);
     if (rq->engine)
         pl_engine_unref(rq->engine);
     for (int i = 0; i < rq->ask.tried_n; i++)
@@ -272,10 +273,14 @@ static bool begin_try(pl_request *rq, pl_worker_state *w)
     rq->engine = pl_engine_ref(w->engine);
     rq->worker = w;
     rq->breaker_open_end = true;
-    pl_ticket_begin(&rq->ticket, w,
-                    &(pl_load){.prompt_tokens = rq->ask.req.prompt_tokens,
-                               .cached_tokens = rq->decision.cached_tokens,
-                               .stream = rq->ask.req.stream});
+    pl_load load = {.prompt_tokens = rq->ask.req.prompt_tokens,
+                    .cached_tokens = rq->decision.cached_tokens,
+                    .stream = rq->ask.req.stream};
+    if (l->router->active && rq->prompt) {
+        load.active = l->router->active;
+        load.keys = pl_prompt_blocks(rq->prompt, w);
+    }
+    pl_ticket_begin(&rq->ticket, w, &load);
     if (w->engine->max_inflight > 0 && pl_engine_inflight(w->engine) > w->engine->max_inflight) {
         /* another loop was faster: a cap is never exceeded, not even for a moment by two */
         pl_proxy_end_try(rq, -1);
@@ -384,6 +389,12 @@ static void decide_and_send(pl_request *rq)
     /* eight times the chosen worker was taken by others: wait like everybody */
     if (!wait_for_capacity(rq, rq->loop->router->config.queue_seconds, false))
         pl_relay_error(rq, 503, "no_worker", 1, "every engine is busy");
+}
+
+void pl_proxy_begin(pl_request *rq)
+{
+    if (pl_prompt_begin(rq))
+        decide_and_send(rq);
 }
 
 /* After a wait, a look-up or a failure: on the fleet as it is now, with the engines that were added
@@ -522,7 +533,7 @@ static void on_request(void *ctx, pl_exchange *x)
         return;
     }
     if (pl_intake_body(rq) == 0 && (!rq->session || pl_session_begin(rq)))
-        decide_and_send(rq);
+        pl_proxy_begin(rq);
 }
 
 /* The client has left a turn of an engine's session: the engine is told, and its answer is read to

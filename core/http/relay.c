@@ -315,9 +315,10 @@ static void copy_answer(pl_request *rq, const pl_str *slices, int n)
 }
 
 /* Events that ended in these bytes: about one for each generated token. */
-static int64_t events_in(const pl_str *slices, int n)
+static int64_t events_in(const pl_sse_tail *before, const pl_str *slices, int n)
 {
-    int64_t events = 0;
+    int64_t events =
+        before->n && before->last[before->n - 1] == '\n' && slices[0].n && slices[0].p[0] == '\n';
     for (int i = 0; i < n; i++) {
         const char *p = slices[i].p, *end = p + slices[i].n;
         while (p < end && (p = memchr(p, '\n', (size_t)(end - p))) != NULL)
@@ -348,7 +349,7 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
     pl_count(&l->metrics.body_bytes_out, bytes);
 
     if (rq->sse)
-        pl_ticket_output(&rq->ticket, events_in(slices, n));
+        pl_ticket_output(&rq->ticket, events_in(&rq->tail, slices, n));
     pl_str gathered;
     if (rq->events && !rq->events_unreadable) {
         if (read_events(rq, slices, n) != 0) {

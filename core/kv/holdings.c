@@ -354,6 +354,15 @@ const pl_kv_hit *pl_prompt_match(pl_holdings_loop *l, const pl_prompt *p, const 
     return l->hits;
 }
 
+pl_active_keys pl_prompt_blocks(const pl_prompt *p, const pl_worker_state *w)
+{
+    int at = size_of(p, w);
+    if (at < 0 || p->size[at].keys.kind != PL_KEYS_TOKENS)
+        return (pl_active_keys){NULL, 0, 0};
+    const pl_keys *k = &p->size[at].keys;
+    return (pl_active_keys){k->key, (int32_t)k->n, (int32_t)k->unit};
+}
+
 /* --- what became of it --- */
 
 void pl_prompt_routed(pl_holdings_loop *l, pl_prompt *p, const pl_worker_state *w,

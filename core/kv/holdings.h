@@ -86,6 +86,9 @@ bool pl_prompt_tokens(pl_holdings_loop *l, const pl_model *m, const uint32_t *id
 const pl_kv_hit *pl_prompt_match(pl_holdings_loop *l, const pl_prompt *p, const pl_model *m,
                                  uint32_t *stamp);
 
+/* The prompt's cumulative block hashes in the worker's block size; n 0: it has none. */
+pl_active_keys pl_prompt_blocks(const pl_prompt *p, const pl_worker_state *w);
+
 void pl_prompt_routed(pl_holdings_loop *l, pl_prompt *p, const pl_worker_state *w,
                       double expected_tokens);
 void pl_prompt_usage(pl_holdings_loop *l, pl_prompt *p, double cached_tokens, double prompt_tokens);

@@ -389,8 +389,10 @@ const pl_source_file *pl_source_shown(pl_policy_source *s, pl_str shown)
 
 bool pl_policy_source_names(const pl_policy_source *s, pl_str word)
 {
-    for (int i = 0; s->sealed && i < s->files_n; i++)
-        if (memmem(s->files[i].bytes, s->files[i].n, word.p, word.n))
+    if (!s->sealed)
+        return false; /* the list may still grow */
+    for (const pl_source_file *f = s->files; f; f = f->next)
+        if (memmem(f->bytes, f->n, word.p, word.n))
             return true;
     return false;
 }

@@ -46,18 +46,14 @@ static uint64_t hash_of(const memory *m, const pl_shard_key *k)
     return XXH3_64bits_withSeed(k->bytes, k->n, m->seed + k->tenant_n);
 }
 
-static int key_of(const memory *m, const pl_session_name *name, pl_shard_key *k)
+static void key_of(const memory *m, const pl_session_name *name, pl_shard_key *k)
 {
-    if (name->tenant.n > PL_SESSION_MAX_TENANT_BYTES || name->id.n == 0 ||
-        name->id.n > PL_SESSION_MAX_ID_BYTES)
-        return PL_EINVALID;
     k->tenant_n = (uint32_t)name->tenant.n;
     k->n = (uint32_t)(name->tenant.n + name->id.n);
     if (k->tenant_n)
         memcpy(k->bytes, name->tenant.p, k->tenant_n);
     memcpy(k->bytes + k->tenant_n, name->id.p, name->id.n);
     k->hash = hash_of(m, k);
-    return 0;
 }
 
 static part *lock_part(memory *m, uint64_t hash)
@@ -162,18 +158,6 @@ static bool evict(memory *m)
     }
 }
 
-static bool valid_binding(const pl_binding *b)
-{
-    return b->slot >= 0 && b->rank >= 0 && b->rank <= PL_SESSION_MAX_RANK && b->ttl_ms > 0 &&
-           b->ttl_ms <= PL_SESSION_MAX_TTL_MS && b->note.n <= sizeof b->note.bytes &&
-           (b->kind == PL_SESSION_ROUTER_ONLY || b->kind == PL_SESSION_ENGINE_BACKED);
-}
-
-static bool valid_lease(const pl_store_call *c)
-{
-    return c->owner && c->lease_ms > 0 && c->lease_ms <= PL_SESSION_MAX_TTL_MS;
-}
-
 /* Does the call's condition hold for what is there? Fills old with it. */
 static int check(pl_store_call *c, const part *p, pl_shard_ref ref)
 {
@@ -190,9 +174,6 @@ static int check(pl_store_call *c, const part *p, pl_shard_ref ref)
 static int put(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now_ns)
 {
     pl_session_kind kind = c->binding.kind;
-    if (!valid_binding(&c->binding) ||
-        (c->owner && (!valid_lease(c) || kind != PL_SESSION_ENGINE_BACKED)))
-        return PL_EINVALID;
     pl_binding gone;
     bool room = false;
     int err;
@@ -280,8 +261,6 @@ static int turn(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now
 {
     pl_note note = {0};
     bool lease = c->op == PL_STORE_LEASE;
-    if (lease ? !valid_lease(c) : !c->owner || c->binding.note.n > sizeof note.bytes)
-        return PL_EINVALID;
     if (!lease)
         note = c->binding.note;
     pl_binding gone;
@@ -313,9 +292,10 @@ static int memory_start(pl_store *s, pl_store_call *c)
     memory *m = (memory *)s;
     pl_shard_key k;
     c->had_old = c->stale = false;
-    c->result = key_of(m, &c->name, &k);
+    c->result = pl_store_check(c);
     if (c->result)
         return c->result;
+    key_of(m, &c->name, &k);
     uint64_t now_ns = pl_clock_now_ns(m->o.clock);
     switch (c->op) {
     case PL_STORE_GET:
@@ -332,8 +312,6 @@ static int memory_start(pl_store *s, pl_store_call *c)
     case PL_STORE_RELEASE:
         c->result = turn(m, c, &k, now_ns);
         break;
-    default:
-        c->result = PL_EINVALID;
     }
     return c->result;
 }

@@ -81,7 +81,7 @@ typedef struct pl_redis pl_redis;
 
 /* No I/O. PL_EINVALID with eb filled, PL_ENOMEM. */
 int pl_redis_new(const pl_redis_options *o, pl_redis **out, pl_errbuf *eb);
-/* After the last handle. NULL is fine. */
+/* After the last handle was freed, and not from inside a callback of one. NULL is fine. */
 void pl_redis_free(pl_redis *r);
 
 /* A handle for this loop, used on its thread only, as is everything of pl_store. Connects at once.

@@ -209,6 +209,9 @@ static inline void pl_store_free(pl_store *s)
         s->ops->free(s);
 }
 
+/* For stores: PL_EINVALID when what the call says is out of bounds, else 0. */
+int pl_store_check(const pl_store_call *c);
+
 typedef struct pl_store_options {
     pl_clock clock; /* monotonic; called from every thread that uses the store */
     uint64_t cap;   /* sessions held at most, 1 or more; memory: up to 2^32 - 1 */

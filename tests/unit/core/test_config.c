@@ -180,8 +180,14 @@ static void test_wrong_values(void **state)
             "router.lua: sessions.headers[1]: found the text \"a b\", expected a header's name");
     refused("{\"sessions\":{\"headers\":[{\"parent\":\"x\"}]}}",
             "router.lua: sessions.headers[1]: 'id' is missing");
-    refused("{\"kv\":{}}", "router.lua: kv: not available yet in this version (the index of the "
-                           "engines' KV caches)");
+    refused("{\"kv\":{\"use\":\"x\"}}",
+            "router.lua: kv.use: found the text \"x\", expected \"auto\" or \"always\" or \"off\"");
+    refused(
+        "{\"engines\":[{\"url\":\"http://a\",\"kv_events\":{\"endpoint\":\"a:1\"}}]}",
+        "router.lua: engines[1]: engine http://a: kv_events.endpoint must be tcp://HOST:PORT or "
+        "ipc://PATH");
+    refused("{\"engines\":[{\"url\":\"http://a\",\"kv_events\":{\"mode\":\"connect\"}}]}",
+            "router.lua: engines[1]: engine http://a: kv_events.endpoint is missing");
 }
 
 static void test_secrets_are_not_shown(void **state)

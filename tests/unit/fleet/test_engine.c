@@ -406,15 +406,13 @@ static void blocks_follow_the_tokens(void **state)
     pl_ticket_output(&t, 1);
     assert_int_equal(atomic_load(&w->decode_blocks), 4);
     atomic_store(&w->block_tokens, 64);
-    pl_ticket_begin(&u, w,
-                    &(pl_load){.prompt_tokens = 200, .cached_tokens = 300, .shared_blocks = 3});
+    pl_ticket_begin(&u, w, &(pl_load){.prompt_tokens = 200, .cached_tokens = 300});
     assert_int_equal(atomic_load(&w->queued_prefill_tokens), 1);
-    assert_int_equal(atomic_load(&w->decode_blocks),
-                     5); /* three of its four are counted for others */
+    assert_int_equal(atomic_load(&w->decode_blocks), 8);
     pl_ticket_output(&u, 56);
-    assert_int_equal(atomic_load(&w->decode_blocks), 5);
+    assert_int_equal(atomic_load(&w->decode_blocks), 8);
     pl_ticket_output(&u, 1);
-    assert_int_equal(atomic_load(&w->decode_blocks), 6);
+    assert_int_equal(atomic_load(&w->decode_blocks), 9);
     pl_ticket_end(&u);
     pl_ticket_end(&u);
     pl_ticket_output(&u, 1000);

@@ -231,7 +231,7 @@ static void model_advance(suite *s)
 static void agrees_with_a_model(void **state)
 {
     suite *s = *state;
-    for (uint64_t seed = 1; seed <= 8; seed++) {
+    for (uint64_t seed = 1; seed <= SUITE_MODEL_SEEDS; seed++) {
         uint64_t cap = seed % 2 ? 40 : 1000;
         suite_open(s, cap);
         model *m = calloc(1, sizeof *m);
@@ -240,7 +240,7 @@ static void agrees_with_a_model(void **state)
             snprintf(m->e[i].id, sizeof m->e[i].id, "%0*d", 1 + i % 70, i);
         s->model = m;
         s->on_expired = model_expired;
-        for (int step = 0; step < 8000; step++) {
+        for (int step = 0; step < SUITE_MODEL_STEPS; step++) {
             struct entry *e = &m->e[pl_rng_below(&m->rng, NAMES)];
             unsigned kind = pl_rng_below(&m->rng, 1000);
             if (kind < 110)
@@ -262,9 +262,9 @@ static void agrees_with_a_model(void **state)
                               : kind < 998 ? pl_rng_below(&m->rng, 30000)
                                            : pl_rng_below(&m->rng, 2000000));
         }
-        assert_true(m->gone > 50);
-        assert_true(m->leased > 20);
-        assert_true(m->released > 5);
+        assert_true(m->gone > SUITE_MODEL_STEPS / 200);
+        assert_true(m->leased > SUITE_MODEL_STEPS / 1000);
+        assert_true(m->released > SUITE_MODEL_STEPS / 2000);
         s->on_expired = NULL;
         suite_close(s);
         free(m);

@@ -1,0 +1,547 @@
+/* The shared store when its server is not there, does not answer, dies, is no Redis or refuses:
+ * every call is answered, in time; sessions that this process knows keep their worker; what was
+ * bound meanwhile is written when the server is back; one line in the log for each outage. */
+#include "redis_server.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "base/log.h"
+
+#define COMMAND_MS 300
+
+typedef struct fixture {
+    server srv;
+    driver d;
+    pl_redis *r;
+    pl_store *s;
+    int log; /* a file that stderr goes to */
+    int stderr_was;
+    int expired;
+} fixture;
+
+static void on_expired(void *ctx, pl_store *s, const pl_session_name *name, const pl_binding *b)
+{
+    (void)name;
+    ((fixture *)ctx)->expired++;
+    pl_store_redis_ack(s, b->version);
+}
+
+static pl_redis_options options(fixture *f)
+{
+    return (pl_redis_options){.unix_path = pl_str_c(f->srv.path),
+                              .command_ms = COMMAND_MS,
+                              .connect_ms = 1000,
+                              .no_stale = true,
+                              .clock = pl_clock_real(),
+                              .worker_name = test_worker_name,
+                              .find_worker = test_find_worker,
+                              .expired = on_expired,
+                              .expired_ctx = f};
+}
+
+static void open_with(fixture *f, const pl_redis_options *o)
+{
+    assert_int_equal(pl_redis_new(o, &f->r, NULL), 0);
+    assert_int_equal(pl_store_redis_new(f->r, &f->d.loop, &f->d.wheel, true, &f->s), 0);
+}
+
+static void close_store(fixture *f)
+{
+    if (f->s)
+        pl_store_free(f->s);
+    f->s = NULL;
+    driver_close(&f->d);
+    pl_redis_free(f->r);
+    f->r = NULL;
+    driver_open(&f->d);
+}
+
+static void up(fixture *f)
+{
+    DRIVE_UNTIL(&f->d, pl_store_redis_up(f->s));
+}
+
+static void down(fixture *f)
+{
+    DRIVE_UNTIL(&f->d, atomic_load(&pl_redis_stats_of(f->r)->handles_down) == 1);
+}
+
+static pl_store_call call(pl_store_op op, const char *id)
+{
+    return (pl_store_call){.op = op, .name = {PL_STR("acme"), pl_str_c(id)}};
+}
+
+static pl_store_call put(const char *id, int32_t slot, pl_session_kind kind)
+{
+    pl_store_call c = call(PL_STORE_PUT, id);
+    c.binding = (pl_binding){.slot = slot, .generation = slot + 7, .kind = kind, .ttl_ms = 600000};
+    return c;
+}
+
+static int ask(fixture *f, pl_store_call *c)
+{
+    if (pl_store_start(f->s, c) == PL_STORE_PENDING)
+        DRIVE_UNTIL(&f->d, !c->pending);
+    return c->result;
+}
+
+/* The text logged so far. */
+static char *logged(fixture *f)
+{
+    static char text[65536];
+    fflush(stderr);
+    ssize_t n = pread(f->log, text, sizeof text - 1, 0);
+    text[n > 0 ? n : 0] = 0;
+    return text;
+}
+
+static int times(const char *text, const char *what)
+{
+    int n = 0;
+    for (const char *p = text; (p = strstr(p, what)); p += strlen(what))
+        n++;
+    return n;
+}
+
+static int begin(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    server_make(&f->srv);
+    driver_open(&f->d);
+    char name[96];
+    snprintf(name, sizeof name, "%s/log", f->srv.dir);
+    f->log = open(name, O_RDWR | O_CREAT | O_TRUNC | O_APPEND, 0600);
+    unlink(name);
+    f->stderr_was = dup(2);
+    dup2(f->log, 2);
+    pl_log_init(PL_LOG_INFO, 1);
+    *state = f;
+    return f->log < 0;
+}
+
+static int end(void **state)
+{
+    fixture *f = *state;
+    close_store(f);
+    driver_close(&f->d);
+    if (f->srv.pid > 0)
+        kill(f->srv.pid, SIGCONT);
+    server_remove(&f->srv);
+    dup2(f->stderr_was, 2);
+    close(f->stderr_was);
+    close(f->log);
+    free(f);
+    return 0;
+}
+
+/* At once: without a turn of the loop. */
+static void assert_unavailable(fixture *f)
+{
+    static const pl_store_op ops[] = {PL_STORE_GET, PL_STORE_PEEK, PL_STORE_REMOVE, PL_STORE_LEASE,
+                                      PL_STORE_RELEASE};
+    for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) {
+        pl_store_call c = call(ops[i], "nobody knows it");
+        c.owner = 1;
+        c.lease_ms = 1000;
+        assert_int_equal(pl_store_start(f->s, &c), PL_EUNAVAILABLE);
+        assert_false(c.stale);
+    }
+    pl_store_call c = put("e", 1, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(pl_store_start(f->s, &c), PL_EUNAVAILABLE);
+    pl_store_list_call l = {.limit = 10};
+    assert_int_equal(pl_store_list(f->s, &l), PL_EUNAVAILABLE);
+}
+
+static void not_there_at_the_start(void **state)
+{
+    fixture *f = *state;
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    assert_unavailable(f); /* not yet known to be down */
+    down(f);
+    assert_unavailable(f);
+    uint64_t outages = atomic_load(&pl_redis_stats_of(f->r)->outages);
+    DRIVE_UNTIL(&f->d,
+                ((pl_redis_handle *)f->s)->wheel->now_ms > 0 && times(logged(f), "store_down"));
+    server_start(&f->srv);
+    up(f);
+    pl_store_call c = put("s", 4, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(ask(f, &c), 0);
+    assert_int_equal(outages, 1);
+    assert_int_equal(times(logged(f), "store_down"), 1);
+    assert_int_equal(times(logged(f), "store_up"), 1);
+}
+
+static void it_stops_answering(void **state)
+{
+    fixture *f = *state;
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    up(f);
+    pl_store_call known = put("known", 3, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(ask(f, &known), 0);
+    assert_int_equal(kill(f->srv.pid, SIGSTOP), 0);
+    enum { MANY = 40 };
+    pl_store_call c[MANY];
+    char id[MANY][16];
+    for (int i = 0; i < MANY; i++) {
+        snprintf(id[i], sizeof id[i], "%d", i);
+        c[i] = call(i % 2 ? PL_STORE_LEASE : PL_STORE_GET, id[i]);
+        c[i].owner = 1;
+        c[i].lease_ms = 100;
+        assert_int_equal(pl_store_start(f->s, &c[i]), PL_STORE_PENDING);
+    }
+    pl_store_list_call l = {.limit = 10};
+    assert_int_equal(pl_store_list(f->s, &l), PL_STORE_PENDING);
+    for (int i = 0; i < MANY; i++) {
+        DRIVE_UNTIL(&f->d, !c[i].pending);
+        assert_true(c[i].result == PL_ETIMEOUT || c[i].result == PL_EUNAVAILABLE);
+    }
+    DRIVE_UNTIL(&f->d, !l.pending);
+    assert_true(l.result == PL_ETIMEOUT || l.result == PL_EUNAVAILABLE);
+    down(f);
+    assert_unavailable(f);
+    /* but this process knows where it is */
+    pl_store_call g = call(PL_STORE_GET, "known");
+    assert_int_equal(pl_store_start(f->s, &g), 0);
+    assert_true(g.stale);
+    assert_int_equal(g.binding.slot, 3);
+    assert_int_equal(kill(f->srv.pid, SIGCONT), 0);
+    up(f);
+    g = call(PL_STORE_GET, "known");
+    assert_int_equal(ask(f, &g), 0);
+    assert_false(g.stale);
+    assert_int_equal(g.binding.slot, 3);
+    assert_int_equal(times(logged(f), "store_down"), 1);
+    assert_int_equal(times(logged(f), "store_up"), 1);
+}
+
+static void it_is_killed_with_calls_under_way_and_comes_back_empty(void **state)
+{
+    fixture *f = *state;
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    up(f);
+    pl_store_call r = put("before", 3, PL_SESSION_ROUTER_ONLY),
+                  e = put("engine", 5, PL_SESSION_ENGINE_BACKED),
+                  idle = put("idle", 9, PL_SESSION_ROUTER_ONLY);
+    assert_int_equal(ask(f, &r), 0);
+    assert_int_equal(ask(f, &e), 0);
+    assert_int_equal(ask(f, &idle), 0);
+    kill(f->srv.pid, SIGSTOP);
+    pl_store_call c[10];
+    for (int i = 0; i < 10; i++) {
+        c[i] = call(PL_STORE_GET, "x");
+        assert_int_equal(pl_store_start(f->s, &c[i]), PL_STORE_PENDING);
+    }
+    server_kill(&f->srv);
+    for (int i = 0; i < 10; i++) {
+        DRIVE_UNTIL(&f->d, !c[i].pending);
+        assert_true(c[i].result == PL_ETIMEOUT || c[i].result == PL_EUNAVAILABLE);
+    }
+    down(f);
+    pl_store_call g = call(PL_STORE_GET, "before");
+    assert_int_equal(ask(f, &g), 0);
+    assert_int_equal(g.binding.slot, 3);
+    /* opened meanwhile, by the deterministic choice */
+    pl_store_call n = put("new", 6, PL_SESSION_ROUTER_ONLY),
+                  again = put("new", 7, PL_SESSION_ROUTER_ONLY),
+                  gone = put("gone", 6, PL_SESSION_ROUTER_ONLY);
+    n.when = again.when = PL_STORE_IF_ABSENT;
+    assert_int_equal(pl_store_start(f->s, &n), 0);
+    assert_true(n.stale);
+    assert_int_equal(pl_store_start(f->s, &again), PL_EEXISTS);
+    assert_int_equal(again.old.slot, 6);
+    assert_int_equal(pl_store_start(f->s, &gone), 0);
+    g = call(PL_STORE_GET, "new");
+    assert_int_equal(pl_store_start(f->s, &g), 0);
+    assert_int_equal(g.binding.slot, 6);
+    assert_int_equal(g.binding.version, n.binding.version);
+    pl_store_call rm = call(PL_STORE_REMOVE, "gone");
+    assert_int_equal(pl_store_start(f->s, &rm), 0);
+    assert_int_equal(rm.old.slot, 6);
+    /* an engine-backed one cannot be moved while nobody can be asked */
+    pl_store_call move = put("engine", 8, PL_SESSION_ROUTER_ONLY);
+    assert_int_equal(pl_store_start(f->s, &move), PL_EUNAVAILABLE);
+
+    server_start(&f->srv);
+    up(f);
+    const pl_redis_stats *st = pl_redis_stats_of(f->r);
+    DRIVE_UNTIL(&f->d, st->written == 2);
+    pl_store_call p = call(PL_STORE_PEEK, "new");
+    assert_int_equal(ask(f, &p), 0);
+    assert_false(p.stale);
+    assert_int_equal(p.binding.slot, 6);
+    p = call(PL_STORE_PEEK, "before"); /* used in the outage */
+    assert_int_equal(ask(f, &p), 0);
+    assert_int_equal(p.binding.slot, 3);
+    static const char *const lost[] = {"gone", "engine", "idle"};
+    for (int i = 0; i < 3; i++) {
+        p = call(PL_STORE_PEEK, lost[i]);
+        assert_int_equal(ask(f, &p), PL_ENOTFOUND);
+    }
+    assert_int_equal(st->conflicts, 0);
+    /* no version comes again, although the server starts anew */
+    p = put("engine", 5, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(ask(f, &p), 0);
+    assert_true(p.binding.version > e.binding.version);
+    assert_int_equal(times(logged(f), "store_down"), 1);
+}
+
+static void the_servers_binding_wins(void **state)
+{
+    fixture *f = *state;
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    up(f);
+    kill(f->srv.pid, SIGSTOP);
+    pl_store_call x = call(PL_STORE_GET, "x"); /* notices it */
+    assert_int_not_equal(ask(f, &x), 0);
+    down(f);
+    pl_store_call a = put("a", 1, PL_SESSION_ROUTER_ONLY), b = put("b", 1, PL_SESSION_ROUTER_ONLY);
+    assert_int_equal(pl_store_start(f->s, &a), 0);
+    assert_int_equal(pl_store_start(f->s, &b), 0);
+    /* another router, which can reach the server, binds b elsewhere: sent before ours, since the
+     * server reads it when it goes on */
+    fixture other = {.srv = f->srv};
+    driver_open(&other.d);
+    pl_redis_options oo = options(&other);
+    oo.command_ms = oo.connect_ms = 60000;
+    kill(f->srv.pid, SIGCONT);
+    open_with(&other, &oo);
+    up(&other);
+    pl_store_call theirs = put("b", 2, PL_SESSION_ROUTER_ONLY);
+    assert_int_equal(ask(&other, &theirs), 0);
+    close_store(&other);
+    driver_close(&other.d);
+    const pl_redis_stats *st = pl_redis_stats_of(f->r);
+    up(f);
+    DRIVE_UNTIL(&f->d, st->written + st->conflicts == 2);
+    assert_int_equal(st->conflicts, 1);
+    pl_store_call g = call(PL_STORE_GET, "b");
+    assert_int_equal(ask(f, &g), 0);
+    assert_int_equal(g.binding.slot, 2);
+    g = call(PL_STORE_GET, "a");
+    assert_int_equal(ask(f, &g), 0);
+    assert_int_equal(g.binding.slot, 1);
+}
+
+static void it_takes_no_writes_for_a_while(void **state)
+{
+    fixture *f = *state;
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    up(f);
+    pl_store_call c = put("s", 1, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(ask(f, &c), 0);
+    server_tell(&f->srv, "REPLICAOF 127.0.0.1 1");
+    c = put("t", 1, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(ask(f, &c), PL_EUNAVAILABLE);
+    down(f);
+    assert_non_null(strstr(logged(f), "READONLY"));
+    server_tell(&f->srv, "REPLICAOF NO ONE");
+    up(f);
+    assert_int_equal(ask(f, &c), 0);
+}
+
+static void the_password_is_wrong(void **state)
+{
+    fixture *f = *state;
+    snprintf(f->srv.password, sizeof f->srv.password, "%s", "correct");
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    o.password = PL_STR("hunter2-secret");
+    open_with(f, &o);
+    down(f);
+    assert_unavailable(f);
+    DRIVE_UNTIL(&f->d, strstr(logged(f), "WRONGPASS"));
+    assert_null(strstr(logged(f), "hunter2"));
+    assert_int_equal(atomic_load(&pl_redis_stats_of(f->r)->connects), 0);
+}
+
+static void its_name_means_nothing(void **state)
+{
+    fixture *f = *state;
+    pl_redis_options o = options(f);
+    o.unix_path = (pl_str){NULL, 0};
+    o.host = PL_STR("there-is-no-such-host.invalid");
+    open_with(f, &o);
+    down(f);
+    assert_unavailable(f);
+    assert_non_null(strstr(logged(f), "there-is-no-such-host.invalid"));
+    /* and the store may go while the name is being asked for */
+    DRIVE_UNTIL(&f->d, !((pl_redis_handle *)f->s)->timer.next);
+}
+
+/* What listens there is no Redis: it sends `says` (NULL: nothing) to whoever connects. */
+static void not_a_redis(fixture *f, const char *says)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    snprintf(a.sun_path, sizeof a.sun_path, "%s", f->srv.path);
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(fd, 16), 0);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    int clients[16], n = 0;
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    DRIVE_UNTIL(&f->d, ({
+        int c = n < 16 ? accept(fd, NULL, NULL) : -1;
+        if (c >= 0) {
+            clients[n++] = c;
+            if (says)
+                assert_true(write(c, says, strlen(says)) > 0);
+        }
+        atomic_load(&pl_redis_stats_of(f->r)->handles_down) == 1 && n > 1;
+    }));
+    assert_unavailable(f);
+    assert_int_equal(atomic_load(&pl_redis_stats_of(f->r)->connects), 0);
+    assert_int_equal(times(logged(f), "store_down"), 1);
+    for (int i = 0; i < n; i++)
+        close(clients[i]);
+    close(fd);
+}
+
+static void a_web_server_is_there(void **state)
+{
+    not_a_redis(*state, "HTTP/1.1 400 Bad Request\r\n\r\n");
+}
+
+static void somebody_is_there_who_says_nothing(void **state)
+{
+    not_a_redis(*state, NULL);
+}
+
+static void somebody_is_there_who_says_something_else(void **state)
+{
+    not_a_redis(*state, "*1\r\n$5\r\nhello\r\n:5\r\n$-1\r\n*-1\r\n"); /* well-formed */
+}
+
+static void fail_done(pl_store_call *c)
+{
+    (void)c;
+    fail_msg("a cancelled call was answered");
+}
+
+static void fail_list(pl_store_list_call *c)
+{
+    (void)c;
+    fail_msg("a cancelled list was answered");
+}
+
+static void calls_are_cancelled_and_the_store_freed_under_way(void **state)
+{
+    fixture *f = *state;
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    up(f);
+    for (int round = 0; round < 3; round++) {
+        pl_store_call *c = calloc(20, sizeof *c);
+        char *id = strdup("heap");
+        for (int i = 0; i < 20; i++) {
+            c[i] = call(i % 2 ? PL_STORE_REMOVE : PL_STORE_GET, id);
+            c[i].done = fail_done;
+            assert_int_equal(pl_store_start(f->s, &c[i]), PL_STORE_PENDING);
+        }
+        pl_store_list_call *l = calloc(1, sizeof *l);
+        l->limit = 1;
+        l->done = fail_list;
+        assert_int_equal(pl_store_list(f->s, l), PL_STORE_PENDING);
+        pl_store_advance(f->s); /* a sweep is under way, too */
+        for (int i = 0; i < 20; i++)
+            pl_store_cancel(f->s, &c[(i * 7) % 20]);
+        pl_store_cancel_list(f->s, l);
+        free(c);
+        free(l);
+        free(id);
+        if (round == 1) {
+            pl_store_call g = call(PL_STORE_GET, "x"); /* behind them: their replies are in */
+            assert_int_equal(ask(f, &g), PL_ENOTFOUND);
+        }
+    }
+}
+
+static void free_inside(pl_store_call *c)
+{
+    fixture *f = *(fixture **)(c + 1);
+    pl_store_free(f->s);
+    f->s = NULL;
+}
+
+static void the_store_is_freed_by_the_last_answer(void **state)
+{
+    fixture *f = *state;
+    for (int how = 0; how < 2; how++) {
+        if (f->srv.pid <= 0)
+            server_start(&f->srv);
+        pl_redis_options o = options(f);
+        open_with(f, &o);
+        up(f);
+        if (how)
+            kill(f->srv.pid, SIGSTOP); /* by the timeout */
+        struct {
+            pl_store_call c;
+            fixture *f;
+        } x = {call(PL_STORE_GET, "x"), f};
+        x.c.done = free_inside;
+        pl_store_advance(f->s);
+        assert_int_equal(pl_store_start(f->s, &x.c), PL_STORE_PENDING);
+        DRIVE_UNTIL(&f->d, !f->s);
+        close_store(f);
+    }
+}
+
+/* The loop was busy for longer than the timeout while the answer came: that is no outage. */
+static void a_busy_loop_is_no_outage(void **state)
+{
+    fixture *f = *state;
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    o.command_ms = 50;
+    open_with(f, &o);
+    up(f);
+    DRIVE_UNTIL(&f->d, !((pl_redis_handle *)f->s)->sweeping);
+    pl_store_call c = call(PL_STORE_GET, "x");
+    assert_int_equal(pl_store_start(f->s, &c), PL_STORE_PENDING);
+    uv_run(&f->d.loop, UV_RUN_NOWAIT); /* sends it */
+    redisContext *s = server_talk(&f->srv);
+    redisReply *r = redisCommand(s, "DEBUG SLEEP 0"); /* the server has read ours by now */
+    if (r)
+        freeReplyObject(r);
+    redisFree(s);
+    uint64_t until_ns = pl_now_ns() + 500000000;
+    while (pl_now_ns() < until_ns)
+        ;
+    DRIVE_UNTIL(&f->d, !c.pending);
+    assert_int_equal(c.result, PL_ENOTFOUND);
+    assert_true(pl_store_redis_up(f->s));
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
+
+int main(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    const struct CMUnitTest tests[] = {
+        TEST(not_there_at_the_start),
+        TEST(it_stops_answering),
+        TEST(it_is_killed_with_calls_under_way_and_comes_back_empty),
+        TEST(the_servers_binding_wins),
+        TEST(it_takes_no_writes_for_a_while),
+        TEST(the_password_is_wrong),
+        TEST(its_name_means_nothing),
+        TEST(a_web_server_is_there),
+        TEST(somebody_is_there_who_says_nothing),
+        TEST(somebody_is_there_who_says_something_else),
+        TEST(calls_are_cancelled_and_the_store_freed_under_way),
+        TEST(the_store_is_freed_by_the_last_answer),
+        TEST(a_busy_loop_is_no_outage),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
