@@ -1,7 +1,9 @@
 /* Explains a decision: see explain.h. The question travels as a message to loop 0 and back. There
- * it becomes a request like any other, up to where one would be sent, on a loop of straw: a struct
- * with the real loop's view, policy and look into the caches, whose counters nobody reads. The
- * exchange is made up, too: it has a head and a body and no client, so errors go into a refusal. */
+ * it becomes a request like any other, up to where one would be sent: read on a loop of straw (a
+ * struct with the real loop's view, policy and look into the caches, whose counters nobody reads),
+ * then, on the real loop, tokenized where that is needed, and decided on dry. Its exchange is made
+ * up: a head and a body without a client, so errors go into the refusal. While it waits for its
+ * token ids it is in the loop's list, where the loop's end finds it. */
 #include "http/explain.h"
 
 #include <stdio.h>
@@ -21,27 +23,20 @@ struct pl_refusal {
 typedef struct question {
     pl_message message;
     pl_router *router;
-    pl_arena arena; /* of path, headers, body */
-    pl_str path, body;
-    pl_header *headers;
-    int headers_n;
+    pl_request rq;
+    pl_exchange x;
+    struct pl_refusal refusal;
+    bool waits; /* for its token ids */
     int status;
     json_t *answer;
     pl_explain_done done;
     void *ctx;
 } question;
 
-void pl_explain_refused(struct pl_refusal *r, int status, const char *code, const char *message)
-{
-    r->status = status;
-    snprintf(r->code, sizeof r->code, "%s", code ? code : "refused");
-    snprintf(r->message, sizeof r->message, "%s", message);
-}
-
 static void question_free(question *q)
 {
     json_decref(q->answer);
-    pl_arena_free(&q->arena);
+    pl_arena_free(&q->x.arena);
     free(q);
 }
 
@@ -117,19 +112,29 @@ static json_t *workers_json(const pl_request *rq, const pl_dry *dry)
     return list;
 }
 
+/* As the hooks saw it: the place of the bound worker is the decider's to find. */
+static json_t *session_json(const pl_request *rq)
+{
+    struct pl_session s = rq->ask.session;
+    const pl_model *m = rq->ask.model;
+    if (s.event == PL_SESSION_NONE)
+        return json_null();
+    for (int i = 0; i < m->workers_n; i++)
+        if (m->workers[i]->slot == s.bound_slot && m->workers[i]->generation == s.bound_generation)
+            s.bound_index = i;
+    return pl_session_json(&s);
+}
+
 static json_t *explanation(const pl_request *rq, const pl_dry *dry)
 {
     pl_decider *d = rq->loop->decider;
-    const struct pl_session *s = &rq->ask.session;
-    return json_pack("{s:o, s:s, s:s, s:I, s:b, s:o, s:o, s:b, s:o, s:o, s:o, s:o}", "model",
-                     text(rq->ask.model->id), "path", rq->x->head.path.p, "policy",
-                     pl_decider_policy_name(d), "policy_generation",
-                     (json_int_t)pl_decider_generation(d), "policy_suspended", dry->suspended,
-                     "policy_error", failure_json(dry), "choice", choice_json(&dry->decision),
-                     "looks_at_caches", rq->ask.match != NULL, "prompt", prompt_json(rq), "request",
-                     pl_req_json(&rq->ask.req), "session",
-                     s->event == PL_SESSION_NONE ? json_null() : pl_session_json(s), "workers",
-                     workers_json(rq, dry));
+    return json_pack(
+        "{s:o, s:s, s:s, s:I, s:b, s:o, s:o, s:b, s:o, s:o, s:o, s:o}", "model",
+        text(rq->ask.model->id), "path", rq->x->head.path.p, "policy", pl_decider_policy_name(d),
+        "policy_generation", (json_int_t)pl_decider_generation(d), "policy_suspended",
+        dry->suspended, "policy_error", failure_json(dry), "choice", choice_json(&dry->decision),
+        "looks_at_caches", rq->ask.match != NULL, "prompt", prompt_json(rq), "request",
+        pl_req_json(&rq->ask.req), "session", session_json(rq), "workers", workers_json(rq, dry));
 }
 
 /* --- on loop 0 --- */
@@ -145,59 +150,6 @@ static void look_up_session(pl_loop *l, pl_request *rq)
     pl_session_explain(rq, rc == 0 ? &c.binding : NULL);
 }
 
-static void decide(pl_loop *l, pl_request *rq, question *q)
-{
-    pl_dry dry;
-    if (rq->session)
-        look_up_session(l, rq);
-    if (pl_decide_dry(l->decider, &rq->ask, &dry) != 0)
-        return;
-    l->vm_used = true;
-    q->answer = explanation(rq, &dry);
-    q->status = 200;
-}
-
-static void ask_loop(pl_loop *l, question *q)
-{
-    struct pl_refusal refusal = {0};
-    pl_loop *straw = calloc(1, sizeof *straw);
-    pl_exchange *x = calloc(1, sizeof *x);
-    pl_request *rq = calloc(1, sizeof *rq);
-    if (straw && x && rq) {
-        straw->router = l->router;
-        straw->view = l->view;
-        straw->decider = l->decider;
-        straw->holdings = l->holdings;
-        straw->rng = l->rng;
-        x->head = (pl_head){.request = true,
-                            .method = PL_POST,
-                            .target = q->path,
-                            .path = q->path,
-                            .content_length = q->body.n,
-                            .headers = q->headers,
-                            .headers_n = q->headers_n};
-        x->body = q->body;
-        x->arena = q->arena;
-        x->head_at_ns = pl_now_ns();
-        rq->loop = straw;
-        rq->x = x;
-        rq->view = straw->view;
-        rq->usage = (pl_usage){-1, -1, -1};
-        rq->refusal = &refusal;
-        if (pl_intake_body(rq) == 0)
-            decide(l, rq, q);
-        q->arena = x->arena;
-        pl_session_free(rq);
-    }
-    if (refusal.status) {
-        q->status = refusal.status;
-        q->answer = error_json(refusal.code, refusal.message);
-    }
-    free(rq);
-    free(x);
-    free(straw);
-}
-
 /* --- there and back --- */
 
 static void answer(pl_message *m, void *ctx)
@@ -210,29 +162,121 @@ static void answer(pl_message *m, void *ctx)
     question_free(q);
 }
 
+/* Back to the control thread, with what there is. */
+static void over(question *q)
+{
+    pl_request *rq = &q->rq;
+    if (q->waits) {
+        if (rq->prev)
+            rq->prev->next = rq->next;
+        else
+            rq->loop->requests = rq->next;
+        if (rq->next)
+            rq->next->prev = rq->prev;
+    }
+    if (q->refusal.status) {
+        q->status = q->refusal.status;
+        q->answer = error_json(q->refusal.code, q->refusal.message);
+    }
+    pl_prompt_free(rq);
+    pl_session_free(rq);
+    pl_view_unref(rq->view);
+    q->message.run = answer;
+    if (pl_mailbox_post(&q->router->control_mailbox, &q->message) != 0)
+        answer(&q->message, q->router); /* the control loop has ended: the threads are joined */
+}
+
+static question *question_of(pl_request *rq)
+{
+    return (question *)((char *)rq - offsetof(question, rq));
+}
+
+void pl_explain_refused(struct pl_refusal *r, int status, const char *code, const char *message)
+{
+    question *q = (question *)((char *)r - offsetof(question, refusal));
+    r->status = status;
+    snprintf(r->code, sizeof r->code, "%s", code ? code : "refused");
+    snprintf(r->message, sizeof r->message, "%s", message);
+    if (q->waits)
+        over(q); /* the loop ends */
+}
+
+void pl_explain_decide(pl_request *rq)
+{
+    question *q = question_of(rq);
+    pl_loop *l = rq->loop;
+    pl_dry dry;
+    if (rq->session)
+        look_up_session(l, rq);
+    if (pl_decide_dry(l->decider, &rq->ask, &dry) == 0) {
+        l->vm_used = true;
+        q->answer = explanation(rq, &dry);
+        q->status = 200;
+    }
+    over(q);
+}
+
+/* Reads the request; false: it was refused, or there is no memory. */
+static bool read_request(pl_loop *l, question *q)
+{
+    pl_loop *straw = calloc(1, sizeof *straw);
+    if (!straw)
+        return false;
+    straw->router = l->router;
+    straw->view = l->view;
+    straw->decider = l->decider;
+    straw->holdings = l->holdings;
+    straw->rng = l->rng;
+    q->rq.loop = straw;
+    int rc = pl_intake_body(&q->rq);
+    q->rq.loop = l;
+    free(straw);
+    return rc == 0;
+}
+
 static void on_loop(pl_message *m, void *ctx)
 {
     question *q = (question *)m;
-    ask_loop(ctx, q);
-    m->run = answer;
-    if (pl_mailbox_post(&q->router->control_mailbox, m) != 0)
-        answer(m, q->router); /* the control loop has ended: the threads are joined */
+    pl_loop *l = ctx;
+    pl_request *rq = &q->rq;
+    q->x.head_at_ns = pl_now_ns();
+    rq->x = &q->x;
+    rq->view = pl_view_ref(l->view);
+    rq->usage = (pl_usage){-1, -1, -1};
+    rq->refusal = &q->refusal;
+    if (!read_request(l, q)) {
+        over(q);
+        return;
+    }
+    rq->next = l->requests;
+    if (rq->next)
+        rq->next->prev = rq;
+    l->requests = rq;
+    q->waits = true;
+    pl_proxy_begin(rq);
 }
 
 static bool copy(question *q, pl_str path, const pl_head *head, pl_str body)
 {
-    q->path = pl_arena_str(&q->arena, path);
-    q->body = pl_arena_str(&q->arena, body);
-    q->headers = pl_arena_alloc(&q->arena, ((size_t)head->headers_n + 1) * sizeof *q->headers);
-    if (!q->path.p || !q->body.p || !q->headers)
+    pl_arena *a = &q->x.arena;
+    pl_header *headers = pl_arena_alloc(a, ((size_t)head->headers_n + 1) * sizeof *headers);
+    pl_str at = pl_arena_str(a, path);
+    q->x.body = pl_arena_str(a, body);
+    if (!headers || !at.p || !q->x.body.p)
         return false;
     for (int i = 0; i < head->headers_n; i++) {
-        pl_header h = {pl_arena_str(&q->arena, head->headers[i].name),
-                       pl_arena_str(&q->arena, head->headers[i].value)};
-        if (!h.name.p || !h.value.p)
+        headers[i] = (pl_header){pl_arena_str(a, head->headers[i].name),
+                                 pl_arena_str(a, head->headers[i].value)};
+        if (!headers[i].name.p || !headers[i].value.p)
             return false;
-        q->headers[q->headers_n++] = h;
     }
+    q->x.head = (pl_head){.request = true,
+                          .method = PL_POST,
+                          .target = at,
+                          .path = at,
+                          .content_length = body.n,
+                          .headers = headers,
+                          .headers_n = head->headers_n};
     return true;
 }
 

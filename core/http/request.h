@@ -185,6 +185,7 @@ void pl_count_status(pl_loop *l, int status);
 
 /* --- explain.c: a request that is only looked at --- */
 void pl_explain_refused(struct pl_refusal *r, int status, const char *code, const char *message);
+void pl_explain_decide(pl_request *rq); /* in place of deciding and sending */
 /* session.c: the record and the pin of a session as it is bound; NULL: it is not. No turn begins.
  */
 void pl_session_explain(pl_request *rq, const pl_binding *b);
