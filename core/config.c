@@ -17,7 +17,7 @@ int pl_config_init(pl_config *c)
     *c = (pl_config){
         .listen = PL_STR("127.0.0.1:8000"),
         .admin_listen = PL_STR("127.0.0.1:8001"),
-        .policy = PL_STR("least_loaded"),
+        .policy = PL_STR("prefix_seconds"),
         .response_headers = true,
         .metrics_public = true,
         .metrics_admin = true,

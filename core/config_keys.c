@@ -239,7 +239,7 @@ static int read_params(const pl_reader_ctx *rd, const json_t *value, const char 
 
 static const pl_key policy_keys[] = {
     {"name", PL_KEY_OTHER, NO_FIELD, .read = read_policy_name, .shape = "text",
-     .def = "\"least_loaded\"", .help = "a ready-made policy; policy = \"NAME\" is the same"},
+     .def = "\"prefix_seconds\"", .help = "a ready-made policy; policy = \"NAME\" is the same"},
     {"file", PL_KEY_OTHER, NO_FIELD, .read = read_policy_name, .shape = "text",
      .help = "a Lua file; a relative path starts at the folder of the configuration file"},
     {"params", PL_KEY_OTHER, NO_FIELD, .read = read_params, .shape = "table",

@@ -95,7 +95,7 @@ static const pl_opt serve_flags[] = {
                                "environment variable with the admin API's token (no token)"},
     [SERVE_ENGINE] = {"engine", "[NAME=]URL", "an inference server; may be repeated (none)"},
     [SERVE_WORKER] = {"worker", "[NAME=]URL", "the same as --engine"},
-    [SERVE_POLICY] = {"policy", "NAME|FILE", "ready-made policy or a Lua file (least_loaded)"},
+    [SERVE_POLICY] = {"policy", "NAME|FILE", "ready-made policy or a Lua file (prefix_seconds)"},
     [SERVE_SET] = {"set", "KEY=VALUE", "a parameter of the policy; may be repeated"},
     [SERVE_DEFAULT_MODEL] = {"default-model", "ID", "for requests that name no model (none)"},
     [SERVE_THREADS] = {"threads", "N", "event loops, 0: one for each core, at most 8 (0)"},

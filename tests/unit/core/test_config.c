@@ -47,7 +47,7 @@ static void test_defaults(void **state)
     assert_int_equal(pl_config_finish(&c, &eb), 0);
     equals(c.listen, "127.0.0.1:8000");
     equals(c.admin_listen, "127.0.0.1:8001");
-    equals(c.policy, "least_loaded");
+    equals(c.policy, "prefix_seconds");
     assert_int_equal(c.engines_n, 0);
     assert_int_equal(c.retries, 2);
     assert_int_equal(c.server.limits.body_bytes, 32 << 20);
