@@ -234,3 +234,51 @@ test('a policy that does not name cached tokens costs no look-up; "always" looks
     assert.deepEqual([answer.status, answer.json.error.code], [409, 'kv_off'], path);
   }
 });
+
+test('a chat is found by the token ids that the engine makes of it; explain asks for them, too', async (t) => {
+  const flags = ['--kind', 'vllm'];
+  const engines = { a: await startSim(t, flags), b: await startSim(t, flags) };
+  const router = await startRouter(t, {
+    policy: policy(t),
+    config: {
+      kv: { tokenize_seconds: 10 },
+      engines: await Promise.all(Object.entries(engines).map(async ([name, e]) => {
+        const { endpoint, replay } = await truth(e);
+        return { name, url: e.url, kv_events: { mode: 'connect', endpoint, replay } };
+      })),
+    },
+  });
+  await usable(router, 2);
+  await untilTrust(router, 'a', 'live');
+  await untilTrust(router, 'b', 'live');
+  const messages = [
+    { role: 'system', content: Array.from({ length: 90 }, (_, i) => `rule${i}`).join(' ') },
+    { role: 'user', content: 'What is a moon?' },
+  ];
+  const chat = async (at) => post(`${at.url}/v1/chat/completions`, { model: 'sim', messages, max_tokens: 4 });
+  const before = await explain(router, { model: 'sim', messages }, '/v1/chat/completions');
+  assert.deepEqual([before.prompt.keys, before.request.exact_tokens], ['token_blocks', true]);
+  assert.equal(before.choice.cached_tokens, 0);
+  await chat(engines.b); // past the router
+  await until('b has it', async () => (await workerOf(router, 'b')).entries > 2);
+  const expected = await explain(router, { model: 'sim', messages }, '/v1/chat/completions');
+  assert.equal(expected.choice.worker, 'b');
+  assert.ok(expected.choice.cached_tokens > 32);
+  const answer = await chat(router);
+  assert.equal(answer.headers['x-perilune-worker'], 'b');
+  const { cached_tokens: cached } = answer.json.usage.prompt_tokens_details;
+  assert.ok(Math.abs(cached - expected.choice.cached_tokens) <= 16, `${cached}`);
+});
+
+test('a router ends while explanations wait for their token ids', async (t) => {
+  const one = await published(t, 'a', {}, { kind: 'vllm' });
+  const router = await startPublished(t, [one], { config: { kv: { tokenize_seconds: 10 } } });
+  await one.pub.store(prompt(1));
+  await untilTrust(router, 'a', 'live');
+  one.fake.handler = () => {}; // /tokenize is never answered
+  const body = { model: 'm', messages: [{ role: 'user', content: 'x'.repeat(3000) }] };
+  const asked = [1, 2, 3].map(() => post(`${router.admin}/explain`, body).catch((error) => error));
+  await one.fake.request(0);
+  await router.stop();
+  for (const answer of await Promise.all(asked)) assert.ok(answer instanceof Error || answer.status === 503);
+});
