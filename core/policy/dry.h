@@ -9,8 +9,9 @@
 
 typedef struct pl_dry {
     pl_decision decision;
-    const double *cost; /* what score answered, by index, +inf for who is not eligible; the VM's:
-                           until its next decision. NULL: there is no score, or it failed */
+    const double *cost; /* by index: what score answered, without that hook what route left in
+                           fleet.cost (NaN: nothing); the VM's, until its next decision. NULL:
+                           neither is there, or it failed */
     bool suspended;     /* the policy is, or its VM is to be rebuilt: it was not asked */
     bool failed;        /* a hook did: the first error */
     int hook;

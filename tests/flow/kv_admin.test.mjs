@@ -134,6 +134,18 @@ test('explain says why a worker cannot be had, what a hook answered, and how it 
   assert.equal((await ask(9)).choice.kind, 'no_worker');
 });
 
+test('explain shows the costs that a ready-made policy compares', async (t) => {
+  for (const name of ['prefix_seconds', 'kv_aware', 'lmetric']) {
+    const { router } = await ingesting(t, { a: 1, b: 1 }, { policy: name });
+    await post(`${router.admin}/events?engine=b`, [stored(prompt(1, 160))]);
+    await untilTrust(router, 'b', 'live');
+    const { choice, workers } = await explain(router, { prompt: prompt(1, 161) });
+    assert.equal(choice.worker, 'b', name);
+    assert.ok(workers.every((w) => typeof w.score === 'number'), JSON.stringify(workers));
+    assert.ok(workers[1].score < workers[0].score, `${name}: ${workers.map((w) => w.score)}`);
+  }
+});
+
 test('explain shows where a session is bound', async (t) => {
   const { router } = await ingesting(t, { a: 1, b: 1 }, {
     text: 'return { api = 1, name = "last", score = function(req, w) return -w.index end }',
