@@ -50,15 +50,16 @@ const range = (n, from = 0) => Array.from({ length: n }, (_, i) => from + i);
 const prompts = range(64).map((seed) => range(512, seed * 1000));
 const SCRIPTS = {
   'chat, 1 KB': `local body = '{"model":"bench","messages":[{"role":"user","content":"' .. string.rep("x", 960) .. '"}]}'
-    local one = wrk.format("POST", "/v1/chat/completions", { ["content-type"] = "application/json" }, body)
+    local one
+    function init() one = wrk.format("POST", "/v1/chat/completions", { ["content-type"] = "application/json" }, body) end
     function request() return one end`,
   '512 token ids': `local all, at = {}, 0
-    for seed = 0, 63 do
+    function init() for seed = 0, 63 do
       local ids = {}
       for i = 0, 511 do ids[i + 1] = seed * 1000 + i end
       all[seed] = wrk.format("POST", "/v1/completions", { ["content-type"] = "application/json" },
         '{"model":"bench","max_tokens":4,"prompt":[' .. table.concat(ids, ",") .. ']}')
-    end
+    end end
     function request() at = (at + 1) % 64 return all[at] end`,
 };
 // wrk hands an answer's status to this; the sum is printed at the end

@@ -219,3 +219,18 @@ test('an engine that is removed leaves nothing behind; one that is added is hear
   await untilHeld(router, prompt(1), { a: 160, c: 160 });
   assert.equal(await metric(router, 'perilune_kv_state', 'worker="b"'), undefined);
 });
+
+test('an engine that tells where it publishes, but not its replay socket, is configured with that', async (t) => {
+  const { fake, pub, entry } = await published(t, 'a', { style: 'sglang', replay: true });
+  fake.info = { version: '0.5.2', kv_events: {
+    publisher: 'zmq', endpoint_host: '*', endpoint_port_base: Number(pub.endpoint.split(':')[2]), topic: '',
+    block_size: 16, dp_size: 1,
+  } };
+  await pub.store(prompt(1)); // before anybody listens
+  const router = await startPublished(t, [{
+    fake, pub, entry: { ...entry, kind: 'sglang', kv_events: { replay: pub.replayEndpoint } },
+  }]);
+  await untilHeld(router, prompt(1), { a: 160 });
+  const { endpoint, complete: whole } = await events(router, 'a');
+  assert.deepEqual([endpoint, whole], [pub.endpoint, true]);
+});
