@@ -116,7 +116,7 @@ test('what failed before it was computed is not expected to be there', async (t)
 });
 
 test('what was routed is forgotten after its time', async (t) => {
-  const { router } = await three(t, { config: { kv: { routed_ttl_seconds: 1 } } });
+  const { router } = await three(t, { config: { kv: { routed_ttl_seconds: 5 } } });
   await complete(router, prompt(1));
   assert.ok((await explain(router, { prompt: prompt(1) })).workers.some((w) => w.cached_tokens > 0));
   await until('it is forgotten', async () => (await explain(router, { prompt: prompt(1) })).workers

@@ -191,12 +191,11 @@ test('each rank is a worker: what it holds decides, and the engine is told', asy
 test('what was sent is expected there before the engine has said so', async (t) => {
   const list = [await published(t, 'a'), await published(t, 'b')];
   const router = await startPublished(t, list, { config: { kv: { predicted_ttl_seconds: 600 } } });
-  for (const { pub } of list) await pub.store(prompt(90, 16)); // both are live
+  const ids = prompt(1);
+  await list[0].pub.store(prompt(90, 16));
+  await list[1].pub.store(ids.slice(0, 16)); // so that it goes there: ties go to the first
   await untilTrust(router, 'a', 'live');
   await untilTrust(router, 'b', 'live');
-  const ids = prompt(1);
-  // the second worker, by force: the first is where ties go
-  await list[1].pub.store(ids.slice(0, 16));
   await untilHeld(router, ids, { b: 16 });
   assert.equal((await complete(router, ids)).worker, 'b');
   const { workers } = await explain(router, { prompt: ids });

@@ -147,7 +147,7 @@ test('an engine that is used and says nothing goes stale, and comes back', async
     await complete(router, [...prompt(1), ...prompt(2)]); // it goes to b as long as b is believed
     return (await workerOf(router, 'b')).trust === 'stale';
   }, { every: 100 });
-  assert.ok(b.fake.requests.length > 1);
+  assert.ok(b.fake.requests.length > 0);
   assert.equal((await events(router)).state, 'stale');
   assert.equal((await workerOf(router, 'b')).entries, 11); // kept, but not believed
   const { workers } = await explain(router, { prompt: prompt(90, 16) });
