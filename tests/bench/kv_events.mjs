@@ -5,7 +5,7 @@
 //
 // Usage: node tests/bench/kv_events.mjs [--build DIR] [--reps N] [--seconds S] [--batches PER_SECOND]
 //
-// The load: chats of 1 KB as in proxy.sh, and completions of 512 token ids (64 prompts, in turn) whose
+// The load: chats of 1 KB and of 100 KB as in proxy.sh, and completions of 512 token ids (64 prompts, in turn) whose
 // first 384 are in the index. A batch has one BlockStored of 16 blocks, and one BlockRemoved of the
 // batch 64 before it.
 import { spawn, spawnSync } from 'node:child_process';
@@ -48,11 +48,13 @@ const cpuNs = (pid) => readdirSync(`/proc/${pid}/task`)
 const range = (n, from = 0) => Array.from({ length: n }, (_, i) => from + i);
 
 const prompts = range(64).map((seed) => range(512, seed * 1000));
-const SCRIPTS = {
-  'chat, 1 KB': `local body = '{"model":"bench","messages":[{"role":"user","content":"' .. string.rep("x", 960) .. '"}]}'
+const chat = (bytes) => `local body = '{"model":"bench","messages":[{"role":"user","content":"' .. string.rep("x", ${bytes - 65}) .. '"}]}'
     local one
     function init() one = wrk.format("POST", "/v1/chat/completions", { ["content-type"] = "application/json" }, body) end
-    function request() return one end`,
+    function request() return one end`;
+const SCRIPTS = {
+  'chat, 1 KB': chat(1024),
+  'chat, 100 KB': chat(102400),
   '512 token ids': `local all, at = {}, 0
     function init() for seed = 0, 63 do
       local ids = {}
