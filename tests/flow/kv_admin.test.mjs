@@ -2,8 +2,10 @@
 // indexer, events that are handed in over HTTP.
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { encode } from '@msgpack/msgpack';
-import { engineOf, metric, startRouter, until, usable } from './lib/proc.mjs';
+import { engineOf, metric, root, startRouter, until, usable } from './lib/proc.mjs';
 import { get, post, send } from './lib/http.mjs';
 import {
   complete, explain, holders, indexOf, policy, prompt, published, quietEngine, startPublished, untilHeld, untilTrust,
@@ -33,6 +35,11 @@ const stored = (ids, from = 1, more = {}) => ({
   parent_block_hash: null, token_ids: ids, block_size: 16, medium: 'GPU', ...more,
 });
 
+// Fields of a record that a policy can name and that are not in what explain shows of it.
+const abi = readFileSync(join(root, 'core', 'policy_abi.h'), 'utf8');
+const missing = (record, shown) => new RegExp(`\\bstruct ${record} \\{([\\s\\S]*?)\\n\\};`).exec(abi)[1]
+  .replace(/\/\*[\s\S]*?\*\//g, '').match(/\w+(?=;)/g).filter((name) => !(name in shown));
+
 test('explain tells every input, the scores, and the choice', async (t) => {
   const { router } = await ingesting(t, { a: 1, b: 1 }, {
     text: `return { api = 1, name = "priced", params = { weight = 2 },
@@ -54,11 +61,8 @@ test('explain tells every input, the scores, and the choice', async (t) => {
   assert.deepEqual([request.prompt_tokens, request.exact_tokens, request.max_tokens, request.stream, request.api],
     [64, true, 9, true, 'completions']);
   assert.deepEqual([answer.prompt.keys, answer.prompt.count, answer.session], ['token_blocks', 4, null]);
-  // every field that a policy can name is there
-  const fields = /\bstruct pl_worker \{([\s\S]*?)\n\};/.exec(
-    (await import('node:fs')).readFileSync(new URL('../../core/policy_abi.h', import.meta.url), 'utf8'),
-  )[1].replace(/\/\*[\s\S]*?\*\//g, '').match(/\w+(?=;)/g);
-  assert.deepEqual(fields.filter((name) => !(name in answer.workers[0])), []);
+  assert.deepEqual(missing('pl_worker', answer.workers[0]), []);
+  assert.deepEqual(missing('pl_req', request), []);
 });
 
 test('explain leaves no trace', async (t) => {
@@ -158,6 +162,7 @@ test('explain shows where a session is bound', async (t) => {
   assert.equal(worker, 'b');
   answer = await explain(router, { prompt: prompt(1), nvext: { session_control: { session_id: 's1' } } });
   assert.deepEqual([answer.session.event, answer.session.bound_index, answer.choice.reason], ['turn', 1, 'session']);
+  assert.deepEqual(missing('pl_session', answer.session), []);
   assert.equal((await get(`${router.admin}/sessions/s1`)).json.turns, 1);
 });
 
