@@ -68,8 +68,11 @@ static void feed_from(pl_knowledge *k, source *s, const pl_discovered *d)
         .one_stream = e->events_one_stream,
         .topic = pl_str_c(e->events_topic),
     };
-    if (d)
+    if (d) {
         pl_discovered_source(d, &src);
+        if (!src.replay.n) /* older SGLang has one and does not tell */
+            src.replay = pl_str_c(e->events_replay);
+    }
     if (src.block_tokens)
         for (int i = 0; i < e->workers_n; i++)
             atomic_store(&e->workers[i].block_tokens, (int32_t)src.block_tokens);
