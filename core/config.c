@@ -9,12 +9,15 @@
 #include "config_keys.h"
 #include "policy/lua_config.h"
 
+/* Asking more often would cost engines more than it tells. */
+#define MIN_GAUGES_INTERVAL_MS 50
+
 int pl_config_init(pl_config *c)
 {
     *c = (pl_config){
         .listen = PL_STR("127.0.0.1:8000"),
         .admin_listen = PL_STR("127.0.0.1:8001"),
-        .policy = PL_STR("least_loaded"),
+        .policy = PL_STR("prefix_seconds"),
         .response_headers = true,
         .metrics_public = true,
         .metrics_admin = true,
@@ -39,9 +42,16 @@ int pl_config_init(pl_config *c)
         .max_sessions = 1000000,
     };
     pl_sessions_options_default(&c->sessions);
+    pl_holdings_options_default(&c->holdings);
+    c->routed_ttl_ms = c->holdings.routed_ttl_ms;
+    c->predicted_ttl_ms = c->holdings.predicted_ttl_ms;
+    c->trust = (pl_trust_options)PL_TRUST_DEFAULTS;
+    c->tokenize_ms = PL_TOKCACHE_BUDGET_MS;
+    c->tokenize_bytes = (uint64_t)256 << 20;
     pl_server_options_default(&c->server);
     pl_pool_options_default(&c->pool);
     pl_health_options_default(&c->health);
+    pl_gauges_options_default(&c->gauges);
     pl_decider_options_default(&c->decider);
     c->policy_params = json_object();
     c->flag_params = json_object();
@@ -164,6 +174,8 @@ int pl_config_finish(pl_config *c, pl_errbuf *eb)
     int rc = check_addresses(c, eb);
     if (rc != 0)
         return rc;
+    c->holdings.routed_ttl_ms = (uint32_t)c->routed_ttl_ms;
+    c->holdings.predicted_ttl_ms = (uint32_t)c->predicted_ttl_ms;
     c->wish.filter = pl_wish_filter(c->wish.headers, c->wish.headers_n);
     for (int i = 0; i < c->engines_n; i++)
         for (int k = 0; k < i; k++)
@@ -193,6 +205,10 @@ int pl_config_finish(pl_config *c, pl_errbuf *eb)
     if (c->health.path.n == 0 || c->health.path.p[0] != '/')
         return pl_fail(eb, PL_EINVALID, "health.path: '%.*s' does not begin with '/'",
                        PL_FMT(c->health.path));
+    if (c->gauges.interval_ms > 0 && c->gauges.interval_ms < MIN_GAUGES_INTERVAL_MS)
+        return pl_fail(eb, PL_EINVALID,
+                       "gauges.interval_seconds: expected 0 (off) or at least %.2f",
+                       MIN_GAUGES_INTERVAL_MS / 1e3);
     c->decider.max_wait_seconds = c->queue_seconds;
     return 0;
 }

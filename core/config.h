@@ -10,9 +10,13 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "fleet/engine.h"
+#include "fleet/gauges.h"
 #include "fleet/health.h"
 #include "http/server.h"
 #include "http/upstream.h"
+#include "kv/holdings.h"
+#include "kv/tokens_cache.h"
+#include "kv/trust.h"
 #include "net.h"
 #include "policy/decide.h"
 #include "session/sessions.h"
@@ -71,6 +75,7 @@ typedef struct pl_config {
     pl_server_options server;
     pl_pool_options pool;
     pl_health_options health;
+    pl_gauges_options gauges;
     pl_decider_options decider;
     uint64_t seed; /* 0: from the OS */
     pl_log_level log_level;
@@ -82,6 +87,14 @@ typedef struct pl_config {
     uint64_t max_sessions;         /* 1,000,000 */
     bool forward_nvext;            /* engines get to see it */
     int retention[4], priority[4]; /* by pl_engine_kind: pl_hint */
+    /* KV */
+    int kv_use; /* 0 auto, 1 always, 2 off */
+    pl_holdings_options holdings;
+    uint64_t routed_ttl_ms, predicted_ttl_ms; /* of holdings */
+    pl_trust_options trust;
+    uint64_t tokenize_ms;    /* 20; 0: engines are not asked */
+    uint64_t tokenize_bytes; /* 256 MiB of ids kept */
+    bool assume_kv_reuse;
 } pl_config;
 
 /* All defaults. */

@@ -62,6 +62,7 @@ static int read_api_key_file(const pl_reader_ctx *rd, const json_t *value, const
 /* --- engines --- */
 
 static const char *const kinds[] = {"auto", "sglang", "vllm", "other", NULL};
+static const char *const events_modes[] = {"auto", "off", "ingest", "connect", "bind", NULL};
 
 static int read_models(const pl_reader_ctx *rd, const json_t *value, const char *path, void *base)
 {
@@ -112,6 +113,17 @@ static const pl_key engine_keys[] = {
              "worker"},
     {"models", PL_KEY_OTHER, ENGINE(models), .read = read_models, .shape = "list of model ids",
      .def = "asked of the engine", .help = "what it serves"},
+    {"block_tokens", PL_KEY_WHOLE, ENGINE(block_tokens), 0, 65536, "tokens",
+     .help = "of its KV blocks; 0: asked of the engine, or 16"},
+    {"kv_events.mode", PL_KEY_CHOICE, ENGINE(events_mode), .choices = events_modes,
+     .help = "auto: connect where the engine says that it publishes; ingest: POST /events alone"},
+    {"kv_events.endpoint", PL_KEY_STRING, ENGINE(events_endpoint),
+     .help = "tcp://HOST:PORT of rank 0's publisher; rank r has port + r"},
+    {"kv_events.replay", PL_KEY_STRING, ENGINE(events_replay),
+     .help = "the same of its replay socket"},
+    {"kv_events.topic", PL_KEY_STRING, ENGINE(events_topic), .help = "what is subscribed to"},
+    {"kv_events.one_stream", PL_KEY_BOOL, ENGINE(events_one_stream),
+     .help = "one publisher speaks for all ranks"},
     {.path = NULL},
 };
 
@@ -227,7 +239,7 @@ static int read_params(const pl_reader_ctx *rd, const json_t *value, const char 
 
 static const pl_key policy_keys[] = {
     {"name", PL_KEY_OTHER, NO_FIELD, .read = read_policy_name, .shape = "text",
-     .def = "\"least_loaded\"", .help = "a ready-made policy; policy = \"NAME\" is the same"},
+     .def = "\"prefix_seconds\"", .help = "a ready-made policy; policy = \"NAME\" is the same"},
     {"file", PL_KEY_OTHER, NO_FIELD, .read = read_policy_name, .shape = "text",
      .help = "a Lua file; a relative path starts at the folder of the configuration file"},
     {"params", PL_KEY_OTHER, NO_FIELD, .read = read_params, .shape = "table",
@@ -279,9 +291,11 @@ static int read_api_keys(const pl_reader_ctx *rd, const json_t *value, const cha
             return pl_schema_fail(rd, at, "has no key: give key or key_file");
         if (k->tenant.n == 0)
             return pl_schema_fail(rd, at, "has no tenant: the name that the key stands for");
-        if (k->tenant.n > c->max_id_bytes)
-            return pl_schema_fail(rd, at, "the tenant's name is longer than %zu bytes",
-                                  c->max_id_bytes);
+        size_t most = c->max_id_bytes; /* and what a session's name has room for */
+        if (most > PL_SESSION_MAX_TENANT_BYTES)
+            most = PL_SESSION_MAX_TENANT_BYTES;
+        if (k->tenant.n > most)
+            return pl_schema_fail(rd, at, "the tenant's name is longer than %zu bytes", most);
     }
     c->api_keys_n = (int)n;
     return 0;
@@ -337,6 +351,7 @@ static int read_paths(const pl_reader_ctx *rd, const json_t *value, const char *
 /* --- the table --- */
 
 static const char *const usages[] = {"off", "auto", "always", NULL};
+static const char *const kv_uses[] = {"auto", "always", "off", NULL};
 static const char *const levels[] = {"debug", "info", "warn", "error", NULL};
 
 #define C(field) PL_KEY_AT(pl_config, field)
@@ -425,6 +440,11 @@ const pl_key pl_config_keys[] = {
     {"health.detect_interval_seconds", PL_KEY_MS, C(health.detect_interval_ms), 0.05, DAY,
      "seconds", .help = "between two looks at an engine's kind and models"},
 
+    {"gauges.interval_seconds", PL_KEY_MS, C(gauges.interval_ms), 0, 3600, "seconds",
+     .help = "between two looks at an engine's own load (SGLang, vLLM); 0: never"},
+    {"gauges.timeout_seconds", PL_KEY_MS, C(gauges.timeout_ms), 0.05, 600, "seconds",
+     .help = "of one look"},
+
     {"breaker.failures", PL_KEY_WHOLE, C(decider.breaker.failures), 1, 1e6,
      .help = "failed requests in a row that stop traffic to an engine"},
     {"breaker.backoff_seconds", PL_KEY_NS, C(decider.breaker.backoff_ns), 0.01, 3600, "seconds",
@@ -448,7 +468,27 @@ const pl_key pl_config_keys[] = {
 
     {"sessions", PL_KEY_OTHER, NO_FIELD, .read = pl_config_read_sessions, .shape = "table",
      .help = "sticky and engine-backed sessions: the keys of sessions"},
-    {"kv", PL_KEY_LATER, NO_FIELD, .help = "the index of the engines' KV caches"},
+    {"kv.use", PL_KEY_CHOICE, C(kv_use), .choices = kv_uses,
+     .help = "look up who holds a prompt; auto: when the policy's text names cached_tokens"},
+    {"kv.index_bytes", PL_KEY_WHOLE, C(holdings.index_bytes), MIB, 1024 * GIB, "bytes",
+     .help = "of the index of the engines' events; above: the least recently asked for go"},
+    {"kv.routed_bytes", PL_KEY_WHOLE, C(holdings.routed_bytes), MIB, 1024 * GIB, "bytes",
+     .help = "of what was routed, which stands in where there are no events"},
+    {"kv.routed_ttl_seconds", PL_KEY_MS, C(routed_ttl_ms), 1, DAY, "seconds",
+     .help = "what was routed is believed to be cached for so long"},
+    {"kv.predicted_ttl_seconds", PL_KEY_MS, C(predicted_ttl_ms), 0, 600, "seconds",
+     .help = "the same beside events, until they come; 0: off"},
+    {"kv.chunk_bytes", PL_KEY_WHOLE, C(holdings.chunk_bytes), 16, 4096, "bytes",
+     .help = "prompts of text are compared in pieces of so much"},
+    {"kv.stale_seconds", PL_KEY_NS, C(trust.stale_ns), 1, DAY, "seconds",
+     .help = "an engine that is used and publishes nothing for so long is not believed"},
+    {"kv.tokenize_seconds", PL_KEY_MS, C(tokenize_ms), 0, 10, "seconds",
+     .help = "a request of text waits for an engine's /tokenize, when events need its ids; 0: "
+             "never asked"},
+    {"kv.tokenize_bytes", PL_KEY_WHOLE, C(tokenize_bytes), MIB, 64 * GIB, "bytes",
+     .help = "of token ids kept, so that each is asked for once"},
+    {"kv.assume_kv_reuse", PL_KEY_BOOL, C(assume_kv_reuse),
+     .help = "decode_blocks counts blocks that running requests share once"},
     {.path = NULL},
 };
 

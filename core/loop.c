@@ -87,6 +87,8 @@ int pl_loop_init(pl_loop *l, pl_router *r, int index, pl_vm *vm, const struct so
     rc = pl_affinity_loop(l, eb);
     if (rc != 0)
         return rc;
+    if (r->holdings && !(l->holdings = pl_holdings_loop_new(r->holdings)))
+        return pl_fail(eb, PL_ENOMEM, "out of memory");
     rc = pl_server_listen(l->server, addr, reuse_port, bound_port);
     if (rc != 0) {
         char text[80];
@@ -189,8 +191,10 @@ static void take_cut(pl_message *m, void *ctx)
     pl_loop *l = ctx;
     if (e->engine)
         e->cut = pl_proxy_cut_engine(l, e->engine);
-    else
+    else {
         pl_proxy_cut_all(l);
+        pl_sessions_loop_drained(l->sessions);
+    }
     report(e, cut_report);
 }
 
@@ -216,12 +220,22 @@ static void drained_report(pl_message *m, void *ctx)
     free(e);
 }
 
+void pl_loop_check_drained(pl_loop *l)
+{
+    if (!l->server_empty || l->requests_n || !l->drained)
+        return;
+    pl_sessions_loop_drained(l->sessions);
+    errand *e = errand_new(l, NULL);
+    e->drained = l->drained;
+    l->drained = NULL; /* told once */
+    report(e, drained_report);
+}
+
 static void on_server_empty(void *ctx)
 {
     pl_loop *l = ctx;
-    errand *e = errand_new(l, NULL);
-    e->drained = l->drained;
-    report(e, drained_report);
+    l->server_empty = true;
+    pl_loop_check_drained(l); /* turns whose clients have left may still be read to their ends */
 }
 
 static void take_drain(pl_message *m, void *ctx)
@@ -286,6 +300,7 @@ void pl_loop_free(pl_loop *l)
     if (l->mailbox_ready)
         pl_mailbox_destroy(&l->mailbox);
     uv_loop_close(&l->uv);
+    pl_holdings_loop_free(l->holdings);
     pl_decider_free(l->decider);
     if (l->candidate)
         pl_vm_free(l->candidate);

@@ -13,6 +13,8 @@ int pl_loop_start(pl_loop *l);
 void pl_loop_send_view(pl_loop *l, pl_view *v); /* takes the reference */
 /* drained runs on the control thread when the loop has no connection left. */
 void pl_loop_send_drain(pl_loop *l, void (*drained)(pl_router *r));
+/* On the loop, when a request is over while it drains: tells `drained` when it was the last. */
+void pl_loop_check_drained(pl_loop *l);
 /* Ends every request now: an engine's, or all (e NULL). done runs on the control thread with their
  * number. */
 typedef void (*pl_loop_cut_fn)(void *ctx, int cut);

@@ -95,7 +95,7 @@ static const pl_opt serve_flags[] = {
                                "environment variable with the admin API's token (no token)"},
     [SERVE_ENGINE] = {"engine", "[NAME=]URL", "an inference server; may be repeated (none)"},
     [SERVE_WORKER] = {"worker", "[NAME=]URL", "the same as --engine"},
-    [SERVE_POLICY] = {"policy", "NAME|FILE", "ready-made policy or a Lua file (least_loaded)"},
+    [SERVE_POLICY] = {"policy", "NAME|FILE", "ready-made policy or a Lua file (prefix_seconds)"},
     [SERVE_SET] = {"set", "KEY=VALUE", "a parameter of the policy; may be repeated"},
     [SERVE_DEFAULT_MODEL] = {"default-model", "ID", "for requests that name no model (none)"},
     [SERVE_THREADS] = {"threads", "N", "event loops, 0: one for each core, at most 8 (0)"},
@@ -259,6 +259,14 @@ enum {
     ENGINE_NO_PREFIX_CACHE,
     ENGINE_EVICTION,
     ENGINE_SESSIONS,
+    ENGINE_DP_SIZE,
+    ENGINE_KV_EVENTS,
+    ENGINE_KV_FORMAT,
+    ENGINE_KV_BYTES,
+    ENGINE_KV_REPLAY,
+    ENGINE_KV_TOPIC,
+    ENGINE_KV_BUFFER,
+    ENGINE_KV_CONNECT,
     ENGINE_OUTPUT_TOKENS,
     ENGINE_SEED,
     ENGINE_LOG_LEVEL,
@@ -281,6 +289,19 @@ static const pl_opt engine_flags[] = {
                          "what leaves the cache first: lru, lfu, slru or priority (lru)"},
     [ENGINE_SESSIONS] = {"enable-streaming-session", NULL,
                          "take turns of sessions, as SGLang does with it (refuse them)"},
+    [ENGINE_DP_SIZE] = {"dp-size", "N", "data-parallel ranks, each with a cache of its own (1)"},
+    [ENGINE_KV_EVENTS] = {"kv-events", "tcp://HOST:PORT",
+                          "publish KV events there, rank r at port + r; port *: any (off)"},
+    [ENGINE_KV_FORMAT] = {"kv-events-format", "NAME",
+                          "sglang, vllm-array or vllm-map (sglang; vllm-map with --kind vllm)"},
+    [ENGINE_KV_BYTES] = {"kv-events-byte-hashes", NULL,
+                         "vLLM: hashes as 32 bytes rather than numbers (numbers)"},
+    [ENGINE_KV_REPLAY] = {"kv-events-replay", "tcp://HOST:PORT",
+                          "answer requests for past events there, ports as above (off)"},
+    [ENGINE_KV_TOPIC] = {"kv-events-topic", "TEXT", "of the events (empty)"},
+    [ENGINE_KV_BUFFER] = {"kv-events-buffer", "N", "batches kept for replay (10000)"},
+    [ENGINE_KV_CONNECT] = {"kv-events-connect", NULL,
+                           "connect to a subscriber at --kv-events (listen there)"},
     [ENGINE_OUTPUT_TOKENS] = {"output-tokens", "N", "for requests without a limit (64)"},
     [ENGINE_SEED] = {"seed", "N", "of what it says (0)"},
     [ENGINE_LOG_LEVEL] = {"log-level", "LEVEL", "debug, info, warn or error (info)"},
@@ -327,6 +348,36 @@ static bool engine_eviction(pl_opts *o, pl_front_options *f)
     return false;
 }
 
+static bool engine_kv_flag(pl_opts *o, int flag, pl_publish_options *kv)
+{
+    double n = 0;
+    switch (flag) {
+    case ENGINE_KV_EVENTS:
+        kv->endpoint = pl_str_c(o->value);
+        return true;
+    case ENGINE_KV_FORMAT:
+        if (pl_wire_parse(o->value, &kv->wire.format))
+            return true;
+        pl_fail(&o->error, PL_EINVALID,
+                "--kv-events-format %s: expected sglang, vllm-array or vllm-map", o->value);
+        return false;
+    case ENGINE_KV_BYTES:
+        kv->wire.byte_hashes = true;
+        return true;
+    case ENGINE_KV_REPLAY:
+        kv->replay = pl_str_c(o->value);
+        return true;
+    case ENGINE_KV_TOPIC:
+        kv->topic = pl_str_c(o->value);
+        return true;
+    case ENGINE_KV_BUFFER:
+        return whole(o, flag, 1, 1e6, &n) && (kv->buffer = (int)n) > 0;
+    default:
+        kv->connect = true;
+        return true;
+    }
+}
+
 static bool engine_flag(pl_opts *o, int flag, pl_front_options *f, pl_str *models, int *models_n)
 {
     double n = 0;
@@ -365,6 +416,16 @@ static bool engine_flag(pl_opts *o, int flag, pl_front_options *f, pl_str *model
     case ENGINE_SESSIONS:
         f->streaming_sessions = true;
         return true;
+    case ENGINE_DP_SIZE:
+        return whole(o, flag, 1, PL_FRONT_RANKS_MAX, &n) && (f->ranks_n = (int)n) > 0;
+    case ENGINE_KV_EVENTS:
+    case ENGINE_KV_FORMAT:
+    case ENGINE_KV_BYTES:
+    case ENGINE_KV_REPLAY:
+    case ENGINE_KV_TOPIC:
+    case ENGINE_KV_BUFFER:
+    case ENGINE_KV_CONNECT:
+        return engine_kv_flag(o, flag, &f->kv);
     case ENGINE_OUTPUT_TOKENS:
         return whole(o, flag, 1, 1e6, &n) && (f->default_output_tokens = (int)n) > 0;
     case ENGINE_SEED:

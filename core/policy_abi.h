@@ -100,6 +100,14 @@ enum pl_end_cause {
     PL_END_CUT
 };
 
+/* What is known of a worker's KV cache (w.kv_trust). */
+enum pl_kv_trust {
+    PL_KV_ROUTED, /* it publishes nothing: what was routed to it is all there is */
+    PL_KV_LIVE,   /* its events, complete */
+    PL_KV_BEHIND, /* its events, with a gap that is being filled */
+    PL_KV_STALE   /* its events have stopped, or are not trusted: as PL_KV_ROUTED */
+};
+
 /* Events of a session (s.event). */
 enum pl_session_event { /* pl.SESSION_OPEN, ... in Lua; pl.CLOSE is what expire may answer */
                         PL_SESSION_NONE,
@@ -125,6 +133,7 @@ struct pl_req {
     int32_t strict_priority;       /* nvext.agent_hints.strict_priority: a tier above priority; 0 */
     bool stream;                   /* the client asked for a stream */
     bool has_session;              /* a session id was given */
+    bool exact_tokens;             /* prompt_tokens counts token ids; else it is an estimate */
 };
 
 /* One worker as this request sees it. */
@@ -133,20 +142,32 @@ struct pl_worker {
     double
         queued_prefill_tokens; /* prompt tokens sent to it that have not shown a first token yet */
     double streams;            /* of inflight, those that stream */
-    double cached_tokens; /* prompt tokens of this request believed to be in its KV cache; 0 while
-                             no index is fed */
-    double max_inflight;  /* cap of its engine; math.huge when none */
+    double cached_tokens; /* prompt tokens of this request believed to be in its KV cache: by its
+                             events, by what was routed to it, else 0 */
+    double cached_host_tokens; /* further ones that it holds in host memory */
+    double cached_disk_tokens; /* further ones on disk, or further away */
+    double decode_blocks;    /* KV blocks of the requests sent to it and not ended: prompt and what
+                                they generated so far */
+    double session_tokens;   /* held by sessions that this router opened on it */
+    double running_requests; /* the engine's own gauges; -1: not known */
+    double waiting_requests;
+    double kv_usage;                  /* 0 .. 1 */
+    double gauges_age_seconds;        /* math.huge: they were never read */
+    double max_inflight;              /* cap of its engine; math.huge when none */
     double max_queued_prefill_tokens; /* cap of its engine; math.huge when none */
     double prefill_tokens_per_second; /* measured by the router over recent requests; a default
                                          until then */
-    double ttft_seconds; /* moving average of recent first tokens; 0 until one was seen */
-    double weight;       /* configured share, 1 unless set */
-    int32_t index;       /* its place in this call's fleet, 0 .. fleet.n - 1 */
-    int32_t slot;        /* small integer for the worker's life */
-    int32_t generation;  /* changes when a slot is reused */
-    int32_t rank;        /* data-parallel rank in its engine */
-    int32_t why;         /* enum pl_why */
-    bool eligible;       /* may be picked */
+    double ttft_seconds;  /* moving average of recent first tokens; 0 until one was seen */
+    double weight;        /* configured share, 1 unless set */
+    int32_t index;        /* its place in this call's fleet, 0 .. fleet.n - 1 */
+    int32_t slot;         /* small integer for the worker's life */
+    int32_t generation;   /* changes when a slot is reused */
+    int32_t rank;         /* data-parallel rank in its engine */
+    int32_t why;          /* enum pl_why */
+    int32_t block_tokens; /* of its KV blocks */
+    int32_t kv_trust;     /* enum pl_kv_trust: what cached_tokens rests on */
+    int32_t sessions;     /* engine-backed ones that this router opened on it */
+    bool eligible;        /* may be picked */
 };
 
 /* The workers that serve the request's model. fleet[i] and fleet.cost[i] are checked in Lua. */

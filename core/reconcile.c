@@ -128,7 +128,12 @@ static bool same_engine(pl_router *r, const pl_engine *e, const pl_engine_spec *
     bool same = strcmp(e->name, made->name) == 0 && strcmp(e->url, made->url) == 0 &&
                 e->weight == made->weight && e->max_inflight == made->max_inflight &&
                 e->max_queued_prefill_tokens == made->max_queued_prefill_tokens &&
-                e->workers_n == made->workers_n && e->models_given == made->models_given &&
+                e->workers_n == made->workers_n && e->events_mode == made->events_mode &&
+                strcmp(e->events_endpoint, made->events_endpoint) == 0 &&
+                strcmp(e->events_replay, made->events_replay) == 0 &&
+                strcmp(e->events_topic, made->events_topic) == 0 &&
+                e->events_one_stream == made->events_one_stream &&
+                e->block_tokens == made->block_tokens && e->models_given == made->models_given &&
                 (spec->kind == PL_KIND_AUTO || atomic_load(&e->kind) == (int)spec->kind) &&
                 (!made->models_given || same_models(r, e, spec));
     pl_engine_unref(made);

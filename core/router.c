@@ -14,6 +14,7 @@
 #include "affinity.h"
 #include "base/clock.h"
 #include "http/proxy.h"
+#include "knowledge.h"
 #include "loop.h"
 
 /* --- create --- */
@@ -27,6 +28,8 @@ static void publish(void *ctx, pl_view *v)
     pl_view_unref(v);
     if (r->health)
         pl_health_sync(r->health);
+    pl_gauges_sync(r->gauges);
+    pl_knowledge_sync(r);
 }
 
 static void on_control_wheel(uv_timer_t *t)
@@ -203,8 +206,15 @@ static int open_loops(pl_router *r, pl_vm **vms, pl_errbuf *eb)
 static void on_health_changed(void *ctx, pl_engine *e)
 {
     pl_router *r = ctx;
-    if (atomic_load(&e->health) == PL_HEALTH_UP)
-        pl_queue_wake_all(r->queue);
+    if (atomic_load(&e->health) != PL_HEALTH_UP)
+        return;
+    pl_gauges_wake(r->gauges, e);
+    pl_queue_wake_all(r->queue);
+}
+
+static void on_described(void *ctx, pl_engine *e, pl_str server_info)
+{
+    pl_knowledge_described(ctx, e, server_info);
 }
 
 int pl_router_start(pl_router *r, char *error, size_t error_cap)
@@ -218,6 +228,8 @@ int pl_router_start(pl_router *r, char *error, size_t error_cap)
     if (rc == 0)
         rc = pl_affinity_start(r, &eb);
     if (rc == 0)
+        rc = pl_knowledge_start(r, &eb);
+    if (rc == 0)
         rc = open_loops(r, vms, &eb);
     if (rc == 0 && !pl_str_eq(c->admin_listen, PL_STR("off")))
         rc = pl_admin_start(r, &r->admin, &eb);
@@ -226,9 +238,15 @@ int pl_router_start(pl_router *r, char *error, size_t error_cap)
             pl_vm_free(vms[i]);
     free(vms);
     if (rc == 0) {
+        r->gauges = pl_gauges_start(&r->control, &r->control_wheel, r->fleet, &c->gauges);
+        rc = r->gauges ? 0 : PL_ENOMEM;
+    }
+    if (rc == 0) {
         r->health = pl_health_start(&r->control, &r->control_wheel, r->fleet, &c->health,
                                     on_health_changed, r);
         rc = r->health ? 0 : PL_ENOMEM;
+        if (rc == 0)
+            pl_health_on_info(r->health, on_described);
     }
     for (; rc == 0 && r->running < r->loops_n; r->running++)
         rc = pl_loop_start(&r->loops[r->running]);
@@ -398,12 +416,14 @@ void pl_router_free(pl_router *r)
     for (int i = 0; i < r->signals_n; i++)
         uv_close((uv_handle_t *)&r->signals[i], NULL);
     pl_affinity_free(r);
+    pl_knowledge_stop(r);
     if (r->control_ready)
         pl_mailbox_close(&r->control_mailbox); /* runs what the threads still reported */
     while (r->removals)
         pl_router_end_removal(r->removals);
     if (r->health)
         pl_health_stop(r->health);
+    pl_gauges_stop(r->gauges);
     if (r->admin)
         pl_admin_stop(r->admin);
     if (r->control_ready) {
@@ -416,6 +436,7 @@ void pl_router_free(pl_router *r)
     }
     for (int i = 0; i < r->loops_inited; i++)
         pl_loop_free(&r->loops[i]);
+    pl_knowledge_free(r);
     free(r->loops);
     if (r->source)
         pl_policy_source_unref(r->source);

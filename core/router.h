@@ -39,6 +39,7 @@ struct pl_loop {
     pl_decider *decider;
     struct pl_store *store; /* this loop's handle; the router's when they share one */
     struct pl_sessions_loop *sessions;
+    pl_holdings_loop *holdings; /* NULL: kv.use is off */
     pl_view *view;
     struct pl_pool_map *pools; /* engine id -> pl_pool (http/proxy.c) */
     pl_vm *candidate;          /* a reload's VM, initialised and waiting for commit */
@@ -51,6 +52,7 @@ struct pl_loop {
     pl_loop_metrics metrics;
     pl_policy_stats policy_stats;
     bool draining;
+    bool server_empty;                     /* draining: the last connection has gone */
     bool uv_ready, mailbox_ready, started; /* how far it was prepared */
     void (*drained)(struct pl_router *r);  /* runs on the control thread */
 };
@@ -62,7 +64,12 @@ struct pl_router {
     pl_shared *shared;
     struct pl_store *store; /* the control thread's handle */
     struct pl_sessions *sessions;
-    pl_timer store_timer; /* expiry */
+    pl_timer store_timer;           /* expiry */
+    struct pl_knowledge *knowledge; /* knowledge.c; NULL: kv.use is off */
+    pl_holdings *holdings;          /* NULL: the same */
+    struct pl_feed *feed;
+    pl_active *active;            /* NULL: kv.assume_kv_reuse is off */
+    struct pl_tokcache *tokcache; /* NULL: engines are not asked to tokenize */
     pl_loop *loops;
     int loops_n;
     uv_loop_t control;
@@ -70,6 +77,7 @@ struct pl_router {
     uv_timer_t control_wheel_timer;
     pl_mailbox control_mailbox;
     pl_health_monitor *health;
+    pl_gauges *gauges;
     struct pl_admin *admin;
     struct pl_reload *reload; /* the reload under way, NULL when none */
     bool reconcile_again;     /* SIGHUP came during it: once more when it is over */

@@ -9,7 +9,7 @@ return {
         { name = "big", url = "http://127.0.0.1:30001", max_inflight = 64, weight = 2 },
     },
 
-    policy = { name = "least_loaded" }, -- ready-made; or { file = "mine.lua", params = { ... } }, beside this file
+    policy = { name = "prefix_seconds" }, -- ready-made; or { file = "mine.lua", params = { ... } }, beside this file
 
     -- Clients with a key; each key stands for a tenant. Without keys nobody is asked.
     -- api_keys = { { key = env("TEAM_A_KEY"), tenant = "team-a" } },

@@ -160,10 +160,10 @@ PERILUNE="$PWD/build-asan/perilune" flow flow tests/flow/*.test.mjs
 if [ "$quick" = 0 ]; then
     export TSAN_OPTIONS="${TSAN_OPTIONS:-halt_on_error=0:exitcode=66:second_deadlock_stack=1}"
     headline "unit tests of what threads share (TSan)"
-    unit build-tsan -R 'mailbox|queue|fleet|engine|breaker|ledger|log|hist|shared|decide|vm|reload|metrics|memory|router'
+    unit build-tsan -R 'mailbox|queue|fleet|engine|breaker|ledger|active_blocks|gauges|log|hist|shared|decide|vm|reload|metrics|memory|router|feed|index|approx|tokens_cache|sessions'
     headline "load over several loops (TSan)"
     PERILUNE="$PWD/build-tsan/perilune" flow flow-tsan tests/flow/load.test.mjs tests/flow/reload.test.mjs \
-        tests/flow/ledger.test.mjs tests/flow/matrix.test.mjs
+        tests/flow/ledger.test.mjs tests/flow/matrix.test.mjs tests/flow/session_soak.test.mjs
 fi
 
 # --- fuzzing, briefly ------------------------------------------------------------------------------

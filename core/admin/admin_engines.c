@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "base/clock.h"
+
 /* 0 says "no cap" in the records and in the configuration; null says it here. */
 static json_t *cap(int64_t value)
 {
@@ -15,27 +17,55 @@ static json_t *count(const _Atomic uint64_t *c)
     return json_integer((json_int_t)atomic_load_explicit(c, memory_order_relaxed));
 }
 
+static json_t *if_known(double v)
+{
+    return v >= 0 ? json_real(v) : json_null();
+}
+
+static json_t *if_positive(int64_t v)
+{
+    return v > 0 ? json_integer(v) : json_null();
+}
+
+/* What the engine says of itself; null what is not known. */
+static void add_gauges(json_t *to, const pl_worker_state *w)
+{
+    uint64_t at = atomic_load(&w->gauges_at_ns), now = pl_now_ns();
+    double age = now > at ? (double)(now - at) / 1e9 : 0;
+    json_object_set_new(to, "running_requests", if_known(atomic_load(&w->running_requests)));
+    json_object_set_new(to, "waiting_requests", if_known(atomic_load(&w->waiting_requests)));
+    json_object_set_new(to, "kv_usage", if_known(atomic_load(&w->kv_usage)));
+    json_object_set_new(to, "gauges_age_seconds", if_known(at ? age : -1));
+    json_object_set_new(to, "block_tokens", if_positive(atomic_load(&w->block_tokens)));
+    json_object_set_new(to, "kv_tokens", if_positive(atomic_load(&w->kv_tokens)));
+}
+
 static json_t *worker_json(const pl_worker_state *w)
 {
-    return json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:i, s:I, s:o, s:f, s:f}", "name",
-                     w->name, "rank", w->rank, "slot", w->slot, "generation", w->generation,
-                     "inflight", (int)atomic_load(&w->inflight), "streams",
-                     (int)atomic_load(&w->streams), "queued_prefill_tokens",
-                     (json_int_t)atomic_load(&w->queued_prefill_tokens), "sessions",
-                     (int)atomic_load(&w->sessions), "session_tokens",
-                     (json_int_t)atomic_load(&w->session_tokens), "requests", count(&w->requests),
-                     "prefill_tokens_per_second", atomic_load(&w->prefill_tokens_per_second),
-                     "ttft_seconds", atomic_load(&w->ttft_seconds));
+    json_t *j = json_pack(
+        "{s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:i, s:I, s:o, s:f, s:f}", "name", w->name,
+        "rank", w->rank, "slot", w->slot, "generation", w->generation, "inflight",
+        (int)atomic_load(&w->inflight), "streams", (int)atomic_load(&w->streams),
+        "queued_prefill_tokens", (json_int_t)atomic_load(&w->queued_prefill_tokens),
+        "decode_blocks", (json_int_t)atomic_load(&w->decode_blocks), "sessions",
+        (int)atomic_load(&w->sessions), "session_tokens",
+        (json_int_t)atomic_load(&w->session_tokens), "requests", count(&w->requests),
+        "prefill_tokens_per_second", atomic_load(&w->prefill_tokens_per_second), "ttft_seconds",
+        atomic_load(&w->ttft_seconds));
+    if (j)
+        add_gauges(j, w);
+    return j;
 }
 
 static json_t *counters_json(const pl_engine *e)
 {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "requests",
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "requests",
                      count(&e->requests), "failed", count(&e->failed), "client_errors",
                      count(&e->client_errors), "retries", count(&e->retries), "health_checks",
                      count(&e->health_checks), "health_failures", count(&e->health_failures),
                      "breaker_opened", count(&e->breaker_opened), "connects", count(&e->connects),
-                     "reuses", count(&e->reuses));
+                     "reuses", count(&e->reuses), "gauge_polls", count(&e->gauge_polls),
+                     "gauge_failures", count(&e->gauge_failures));
 }
 
 static json_t *models_json(pl_admin *a, pl_exchange *x, const pl_engine *e)

@@ -75,8 +75,9 @@ static void failed(pl_exchange *x, int rc, const pl_session_name *name)
                        "tenant '%.*s' has no session '%.*s' (?tenant=NAME names another)",
                        PL_FMT(name->tenant), PL_FMT(name->id));
     else if (rc == PL_EINVALID)
-        pl_admin_error(x, 400, "bad_name", "a session's id has 1 to %d bytes",
-                       PL_SESSION_MAX_ID_BYTES);
+        pl_admin_error(x, 400, "bad_name",
+                       "a session's id has 1 to %d bytes, a tenant's name at most %d",
+                       PL_SESSION_MAX_ID_BYTES, PL_SESSION_MAX_TENANT_BYTES);
     else
         pl_admin_error(x, 503, "store_unavailable", "the session store: %s", pl_strerror(rc));
 }

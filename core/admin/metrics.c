@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "admin/metrics_text.h"
+#include "base/clock.h"
 #include "router.h"
 
 /* A sum over loops of an atomic counter at `at` bytes into pl_loop. */
@@ -201,6 +202,8 @@ static void engine_values(pl_text *t, const pl_view *v, const char *name, const 
     XX(retries, "Requests sent to the engine after another had failed")                            \
     XX(health_checks, "Health checks")                                                             \
     XX(health_failures, "Health checks that failed")                                               \
+    XX(gauge_polls, "Looks at the engine's own load")                                              \
+    XX(gauge_failures, "Looks at the engine's own load that told nothing")                         \
     XX(breaker_opened, "Times the breaker opened")                                                 \
     XX(connects, "Connections opened to the engine")                                               \
     XX(reuses, "Requests sent on a pooled connection")
@@ -258,12 +261,78 @@ static void engines(pl_text *t, const pl_view *v)
     XX(queued_prefill_tokens, "queued_prefill_tokens", "gauge",                                    \
        "Prompt tokens sent to the worker without a first token yet")                               \
     XX(requests, "requests_total", "counter", "Requests sent to the worker")                       \
+    XX(decode_blocks, "decode_blocks", "gauge",                                                    \
+       "KV blocks of the requests under way: prompt and generated")                                \
     XX(sessions, "sessions", "gauge", "Engine-backed sessions opened on the worker")               \
     XX(session_tokens, "session_tokens", "gauge", "Tokens that they hold, as last reported")       \
     XX(prefill_tokens_per_second, "prefill_tokens_per_second", "gauge",                            \
        "Prefill rate, moving average; 0 until measured")                                           \
     XX(ttft_seconds, "ttft_average_seconds", "gauge",                                              \
        "Time to first token, moving average; 0 until measured")
+
+/* What the engines say of themselves: -1 in each of these means that nothing is known. */
+static double worker_running(const pl_worker_state *w)
+{
+    return atomic_load_explicit(&w->running_requests, memory_order_relaxed);
+}
+
+static double worker_waiting(const pl_worker_state *w)
+{
+    return atomic_load_explicit(&w->waiting_requests, memory_order_relaxed);
+}
+
+static double worker_kv_usage(const pl_worker_state *w)
+{
+    return atomic_load_explicit(&w->kv_usage, memory_order_relaxed);
+}
+
+static double worker_gauges_age(const pl_worker_state *w)
+{
+    uint64_t at = atomic_load_explicit(&w->gauges_at_ns, memory_order_relaxed), now = pl_now_ns();
+    if (!at)
+        return -1;
+    return now > at ? (double)(now - at) / 1e9 : 0;
+}
+
+static double worker_block_tokens(const pl_worker_state *w)
+{
+    int32_t n = atomic_load_explicit(&w->block_tokens, memory_order_relaxed);
+    return n > 0 ? n : -1;
+}
+
+static double worker_kv_tokens(const pl_worker_state *w)
+{
+    int64_t n = atomic_load_explicit(&w->kv_tokens, memory_order_relaxed);
+    return n > 0 ? (double)n : -1;
+}
+
+/* A worker of which a thing is not known has no sample of it. */
+static void told_by_engines(pl_text *t, const pl_view *v)
+{
+    static const struct {
+        const char *name, *help;
+        double (*get)(const pl_worker_state *w);
+    } list[] = {
+        {"perilune_worker_running_requests", "Requests running, as the engine says",
+         worker_running},
+        {"perilune_worker_waiting_requests", "Requests waiting, as the engine says",
+         worker_waiting},
+        {"perilune_worker_kv_usage", "Share of the KV cache in use, as the engine says",
+         worker_kv_usage},
+        {"perilune_worker_gauges_age_seconds", "Since the engine was asked for these",
+         worker_gauges_age},
+        {"perilune_worker_block_tokens", "Tokens in a KV block", worker_block_tokens},
+        {"perilune_worker_kv_tokens", "Capacity of the KV cache", worker_kv_tokens},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        pl_text_family(t, list[i].name, "gauge", list[i].help);
+        for (int k = 0; k < v->workers_n; k++) {
+            double value = list[i].get(v->workers[k]);
+            if (value >= 0)
+                pl_text_value(t, value, 1, "worker", v->workers[k]->name);
+        }
+    }
+}
 
 static void workers(pl_text *t, const pl_view *v)
 {
@@ -291,6 +360,7 @@ void pl_router_render_metrics(pl_router *r, pl_buf *out)
     if (v) {
         engines(&t, v);
         workers(&t, v);
+        told_by_engines(&t, v);
         pl_view_unref(v);
     }
     pl_text_process(&t);

@@ -26,6 +26,8 @@ void pl_front_options_default(pl_front_options *o)
         .models_n = 1,
         .speed = 1,
         .default_output_tokens = 64,
+        .ranks_n = 1,
+        .kv = {.wire.format = PL_WIRE_BY_KIND, .buffer = 10000},
         .seed = 1,
     };
     pl_sim_options_default(&o->sim);
@@ -43,7 +45,11 @@ void pl_front_arm(pl_front *f)
     if (f->stepping)
         return; /* armed when the step is over */
     struct itimerspec when = {0};
-    int64_t next = pl_sim_next_us(f->sim);
+    int64_t next = INT64_MAX;
+    for (int r = 0; r < f->ranks_n; r++) {
+        int64_t at = pl_sim_next_us(f->rank[r].sim);
+        next = at < next ? at : next;
+    }
     if (next != INT64_MAX) {
         double ns = (double)(next - pl_front_now_us(f)) * 1e3 / f->o->speed;
         uint64_t wait = ns < 1 ? 1 : ns > 1e18 ? (uint64_t)1e18 : (uint64_t)ns + 1;
@@ -60,7 +66,8 @@ static void on_alarm(uv_poll_t *poll, int status, int events)
     if (read(f->alarm_fd, &times, sizeof times) < 0)
         return;
     f->stepping = true;
-    pl_sim_step(f->sim, pl_front_now_us(f));
+    for (int r = 0; r < f->ranks_n; r++)
+        pl_sim_step(f->rank[r].sim, pl_front_now_us(f));
     f->stepping = false;
     pl_front_arm(f);
 }
@@ -69,6 +76,40 @@ static void on_tick(uv_timer_t *t)
 {
     pl_front *f = t->data;
     pl_wheel_advance(&f->wheel, uv_now(&f->loop));
+}
+
+void pl_front_stats(const pl_front *f, pl_sim_stats *out)
+{
+    pl_sim_stats_of(f->rank[0].sim, out);
+    for (int r = 1; r < f->ranks_n; r++) {
+        pl_sim_stats st;
+        pl_sim_stats_of(f->rank[r].sim, &st);
+        out->running += st.running;
+        out->waiting += st.waiting;
+        out->waiting_tokens += st.waiting_tokens;
+        out->pool_tokens += st.pool_tokens;
+        out->used_tokens += st.used_tokens;
+        out->evictable_tokens += st.evictable_tokens;
+        out->available_tokens += st.available_tokens;
+        out->retained_tokens += st.retained_tokens;
+        out->held_tokens += st.held_tokens;
+        out->sessions += st.sessions;
+        out->streaming_sessions += st.streaming_sessions;
+        out->stalled |= st.stalled;
+        out->opened += st.opened;
+        out->closed += st.closed;
+        out->timed_out += st.timed_out;
+        out->turns += st.turns;
+        out->requests += st.requests;
+        out->finished += st.finished;
+        out->aborted += st.aborted;
+        out->preempted += st.preempted;
+        out->prompt_tokens += st.prompt_tokens;
+        out->cached_tokens += st.cached_tokens;
+        out->output_tokens += st.output_tokens;
+        out->evicted_tokens += st.evicted_tokens;
+        out->steps += st.steps;
+    }
 }
 
 /* --- plain answers --- */
@@ -228,6 +269,7 @@ static void on_signal(uv_signal_t *sig, int number)
     pl_server_free(f->server);
     uv_close((uv_handle_t *)&f->tick, NULL);
     uv_close((uv_handle_t *)&f->alarm, NULL);
+    pl_front_kv_close(f);
     for (int i = 0; i < 2; i++)
         uv_close((uv_handle_t *)&f->signals[i], NULL);
 }
@@ -288,7 +330,8 @@ static int open_all(pl_front *f, pl_errbuf *eb)
     f->server = pl_server_new(&f->loop, &f->wheel, &so, &handlers, f);
     if (!f->server)
         return pl_fail(eb, PL_ENOMEM, "out of memory");
-    return listen_on(f, f->o->listen, eb);
+    int rc = pl_front_kv_open(f, eb);
+    return rc ? rc : listen_on(f, f->o->listen, eb);
 }
 
 int pl_front_run(const pl_front_options *o, pl_errbuf *eb)
@@ -301,6 +344,9 @@ int pl_front_run(const pl_front_options *o, pl_errbuf *eb)
         return pl_fail(eb, PL_EINVALID, "speed: %g is not in 0.001 .. 1000000", o->speed);
     if (vllm && o->streaming_sessions)
         return pl_fail(eb, PL_EINVALID, "enable-streaming-session: only SGLang has sessions");
+    if (o->ranks_n < 1 || o->ranks_n > PL_FRONT_RANKS_MAX)
+        return pl_fail(eb, PL_EINVALID, "dp-size: %d is not in 1 .. %d", o->ranks_n,
+                       PL_FRONT_RANKS_MAX);
     if (o->models_n < 1 || o->default_output_tokens < 1)
         return pl_fail(eb, PL_EINVALID, "at least one model and one output token are needed");
     pl_front *f = calloc(1, sizeof *f);
@@ -313,8 +359,10 @@ int pl_front_run(const pl_front_options *o, pl_errbuf *eb)
     f->records = calloc(PL_FRONT_RECORDS, sizeof *f->records);
     f->start_ns = pl_now_ns();
     f->alarm_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
-    int rc =
-        f->records ? pl_sim_new(&o->sim, &f->sim, eb) : pl_fail(eb, PL_ENOMEM, "out of memory");
+    int rc = f->records ? 0 : pl_fail(eb, PL_ENOMEM, "out of memory");
+    while (rc == 0 && f->ranks_n < o->ranks_n)
+        if ((rc = pl_sim_new(&o->sim, &f->rank[f->ranks_n].sim, eb)) == 0)
+            f->ranks_n++;
     if (rc == 0 && (f->alarm_fd < 0 || uv_loop_init(&f->loop) != 0))
         rc = pl_fail(eb, PL_EIO, "no event loop: %s", strerror(errno));
     if (rc == 0) {
@@ -328,7 +376,9 @@ int pl_front_run(const pl_front_options *o, pl_errbuf *eb)
     }
     if (f->alarm_fd >= 0)
         close(f->alarm_fd);
-    pl_sim_free(f->sim);
+    pl_front_kv_end(f);
+    for (int r = 0; r < f->ranks_n; r++)
+        pl_sim_free(f->rank[r].sim);
     free(f->scratch.v);
     pl_buf_free(&f->out);
     free(f->records);

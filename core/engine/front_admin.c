@@ -13,10 +13,10 @@ static int64_t context_len(const pl_front *f)
     return f->o->sim.pool_tokens - f->o->sim.pool_tokens % f->o->sim.page_tokens;
 }
 
-static pl_sim_stats stats(const pl_front *f)
+static pl_sim_stats stats(const pl_front *f, int rank)
 {
     pl_sim_stats st;
-    pl_sim_stats_of(f->sim, &st);
+    pl_sim_stats_of(f->rank[rank].sim, &st);
     return st;
 }
 
@@ -65,13 +65,13 @@ static void server_info(pl_front *f, pl_exchange *x)
 {
     static const char *const eviction[] = {"lru", "lfu", "slru", "priority"};
     json_t *info = json_pack(
-        "{s:o,s:o,s:i,s:i,s:i,s:s,s:I,s:I,s:i,s:i,s:i,s:s,s:n,s:n}", "model_path",
+        "{s:o,s:o,s:i,s:i,s:i,s:s,s:I,s:I,s:i,s:i,s:i,s:s,s:o,s:n}", "model_path",
         pl_front_string(f->o->models[0]), "served_model_name", pl_front_string(f->o->models[0]),
-        "tp_size", 1, "dp_size", 1, "pp_size", 1, "disaggregation_mode", "null", "context_length",
-        (json_int_t)context_len(f), "max_total_num_tokens", (json_int_t)context_len(f),
-        "max_running_requests", f->o->sim.max_running, "chunked_prefill_size",
-        f->o->sim.max_batch_tokens, "page_size", f->o->sim.page_tokens, "version", "0.1.0+sim",
-        "kv_events", "speculative_algorithm");
+        "tp_size", 1, "dp_size", f->ranks_n, "pp_size", 1, "disaggregation_mode", "null",
+        "context_length", (json_int_t)context_len(f), "max_total_num_tokens",
+        (json_int_t)context_len(f), "max_running_requests", f->o->sim.max_running,
+        "chunked_prefill_size", f->o->sim.max_batch_tokens, "page_size", f->o->sim.page_tokens,
+        "version", "0.1.0+sim", "kv_events", pl_front_kv_info(f), "speculative_algorithm");
     json_t *more = json_pack("{s:b,s:b,s:b,s:s,s:{s:b}}", "enable_streaming_session",
                              f->o->streaming_sessions, "enable_session_radix_cache", 0,
                              "enable_priority_scheduling", 1, "radix_eviction_policy",
@@ -97,38 +97,42 @@ static void model_info(pl_front *f, pl_exchange *x)
 
 static void get_load(pl_front *f, pl_exchange *x)
 {
-    pl_sim_stats st = stats(f);
-    pl_front_send(x, 200,
-                  json_pack("[{s:i,s:i,s:i,s:I}]", "dp_rank", 0, "num_reqs",
-                            st.running + st.waiting, "num_waiting_reqs", st.waiting, "num_tokens",
-                            (json_int_t)(st.used_tokens + st.waiting_tokens)));
+    json_t *list = json_array();
+    for (int r = 0; r < f->ranks_n; r++) {
+        pl_sim_stats st = stats(f, r);
+        json_array_append_new(list, json_pack("{s:i,s:i,s:i,s:I}", "dp_rank", r, "num_reqs",
+                                              st.running + st.waiting, "num_waiting_reqs",
+                                              st.waiting, "num_tokens",
+                                              (json_int_t)(st.used_tokens + st.waiting_tokens)));
+    }
+    pl_front_send(x, 200, list);
 }
 
-static void loads(pl_front *f, pl_exchange *x)
+static json_t *load_of(const pl_front *f, int r)
 {
-    pl_sim_stats st = stats(f);
-    json_t *rank = json_pack(
-        "{s:i,s:i,s:i,s:I,s:i,s:I,s:I,s:f,s:f,s:f,s:i}", "dp_rank", 0, "num_running_reqs",
+    pl_sim_stats st = stats(f, r);
+    return json_pack(
+        "{s:i,s:i,s:i,s:I,s:i,s:I,s:I,s:f,s:f,s:f,s:i}", "dp_rank", r, "num_running_reqs",
         st.running, "num_waiting_reqs", st.waiting, "num_waiting_uncached_tokens",
         (json_int_t)st.waiting_tokens, "num_total_reqs", st.running + st.waiting, "num_used_tokens",
         (json_int_t)st.used_tokens, "max_total_num_tokens", (json_int_t)st.pool_tokens,
         "token_usage", share((double)st.used_tokens, (double)st.pool_tokens), "cache_hit_rate",
         share((double)st.cached_tokens, (double)st.prompt_tokens), "utilization",
         share(st.running, f->o->sim.max_running), "max_running_requests", f->o->sim.max_running);
+}
+
+static void loads(pl_front *f, pl_exchange *x)
+{
+    json_t *list = json_array();
+    for (int r = 0; r < f->ranks_n; r++)
+        json_array_append_new(list, load_of(f, r));
     pl_front_send(x, 200,
-                  json_pack("{s:f,s:s,s:s,s:i,s:[o]}", "timestamp", pl_wall_seconds(), "version",
+                  json_pack("{s:f,s:s,s:s,s:i,s:o}", "timestamp", pl_wall_seconds(), "version",
                             "0.1.0+sim", "accelerator", f->o->sim.timing.name, "num_accelerators",
-                            1, "loads", rank));
+                            f->ranks_n, "loads", list));
 }
 
 /* --- metrics --- */
-
-static int metric(pl_buf *out, const char *prefix, const char *name, const char *type,
-                  const char *labels, double value)
-{
-    return pl_buf_addf(out, "# HELP %s%s Simulated engine.\n# TYPE %s%s %s\n%s%s{%s} %.17g\n",
-                       prefix, name, prefix, name, type, prefix, name, labels, value);
-}
 
 static int histogram(pl_buf *out, const char *prefix, const char *name, const char *labels,
                      const pl_hist *h)
@@ -156,9 +160,12 @@ typedef struct named {
     double value;
 } named;
 
-static void metrics(pl_front *f, pl_exchange *x)
+enum { FIGURES_MAX = 24 };
+
+/* All figures of a rank; returns how many. */
+static size_t figures(const pl_front *f, int rank, named out[FIGURES_MAX])
 {
-    pl_sim_stats st = stats(f);
+    pl_sim_stats st = stats(f, rank);
     double usage = share((double)st.used_tokens, (double)st.pool_tokens);
     double pages = (double)st.pool_tokens / f->o->sim.page_tokens;
     const named sglang[] = {
@@ -197,17 +204,48 @@ static void metrics(pl_front *f, pl_exchange *x)
         {"prompt_tokens_cached_total", "counter", (double)st.cached_tokens},
         {"generation_tokens_total", "counter", (double)st.output_tokens},
     };
-    const char *prefix = f->vllm ? "vllm:" : "sglang_";
-    const named *list = f->vllm ? vllm : sglang;
+    _Static_assert(sizeof sglang <= FIGURES_MAX * sizeof *out, "room for all of them");
     size_t n = f->vllm ? sizeof vllm / sizeof *vllm : sizeof sglang / sizeof *sglang;
+    memcpy(out, f->vllm ? vllm : sglang, n * sizeof *out);
+    return n;
+}
+
+/* One figure of every rank. */
+static int metric(pl_buf *out, const pl_front *f, const char *model, size_t i)
+{
+    const char *prefix = f->vllm ? "vllm:" : "sglang_", *label = f->vllm ? "engine" : "dp_rank";
+    named v[FIGURES_MAX];
+    int rc = 0;
+    for (int r = 0; r < f->ranks_n && rc == 0; r++) {
+        figures(f, r, v);
+        if (r == 0)
+            rc = pl_buf_addf(out, "# HELP %s%s Simulated engine.\n# TYPE %s%s %s\n", prefix,
+                             v[i].name, prefix, v[i].name, v[i].type);
+        if (rc == 0)
+            rc = pl_buf_addf(out, "%s%s{model_name=%s,%s=\"%d\"} %.17g\n", prefix, v[i].name, model,
+                             label, r, v[i].value);
+    }
+    return rc;
+}
+
+static void metrics(pl_front *f, pl_exchange *x)
+{
+    const char *prefix = f->vllm ? "vllm:" : "sglang_";
     pl_str model = pl_front_quote(&x->arena, f->o->models[0]);
-    pl_str labels = pl_arena_printf(&x->arena, "model_name=%.*s,%s", PL_FMT(model),
-                                    f->vllm ? "engine=\"0\"" : "dp_rank=\"0\"");
+    /* of what is not told apart by rank */
+    pl_str labels = pl_arena_printf(&x->arena, "model_name=%.*s%s", PL_FMT(model),
+                                    f->ranks_n > 1 ? ""
+                                    : f->vllm      ? ",engine=\"0\""
+                                                   : ",dp_rank=\"0\"");
+    named first[FIGURES_MAX];
+    size_t n = figures(f, 0, first);
+    pl_sim_stats st;
+    pl_front_stats(f, &st);
     pl_buf *out = &f->out;
     out->n = 0;
     int rc = model.p && labels.p ? 0 : PL_ENOMEM;
     for (size_t i = 0; i < n && rc == 0; i++)
-        rc = metric(out, prefix, list[i].name, list[i].type, labels.p, list[i].value);
+        rc = metric(out, f, model.p, i);
     if (rc == 0 && f->vllm)
         rc = pl_buf_addf(out,
                          "# HELP vllm:cache_config_info Simulated engine.\n"
@@ -217,7 +255,8 @@ static void metrics(pl_front *f, pl_exchange *x)
                          "# HELP vllm:request_success_total Simulated engine.\n"
                          "# TYPE vllm:request_success_total counter\n"
                          "vllm:request_success_total{%s,finished_reason=\"length\"} %llu\n",
-                         f->o->sim.page_tokens, pages, labels.p, (unsigned long long)st.finished);
+                         f->o->sim.page_tokens, (double)context_len(f) / f->o->sim.page_tokens,
+                         labels.p, (unsigned long long)st.finished);
     if (rc == 0)
         rc = histogram(out, prefix, "time_to_first_token_seconds", labels.p, &f->ttft);
     if (rc == 0)
@@ -306,12 +345,14 @@ static void load(pl_front *f, pl_exchange *x)
 
 static void flush_cache(pl_front *f, pl_exchange *x)
 {
-    pl_sim_stats st = stats(f);
+    pl_sim_stats st;
+    pl_front_stats(f, &st);
     if (!f->vllm && st.running + st.waiting > 0) {
         pl_front_error(f, x, 400, "The cache is not flushed while requests run or wait");
         return;
     }
-    pl_sim_flush_cache(f->sim);
+    for (int r = 0; r < f->ranks_n; r++)
+        pl_sim_flush_cache(f->rank[r].sim);
     pl_header type = {PL_STR("content-type"), PL_STR("text/plain; charset=utf-8")};
     pl_exchange_respond(x, 200, &type, 1, PL_STR("Cache flushed.\n"));
 }
@@ -371,6 +412,7 @@ static const struct {
     {"/v1/detokenize", BOTH | POST, detokenize},
     {"/sim/fault", BOTH | GET | POST, pl_fault_control},
     {"/sim/requests", BOTH | GET, requests},
+    {"/sim/kv", BOTH | GET | POST, pl_front_kv_control},
 };
 
 bool pl_front_admin(pl_front *f, pl_exchange *x)

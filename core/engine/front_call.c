@@ -38,7 +38,7 @@ const int pl_front_apis[PL_FRONT_PATHS] = {PL_API_CHAT,     PL_API_COMPLETIONS, 
 static void remember(pl_front *f, pl_front_call *c, pl_front_call_end end)
 {
     pl_front_record *r = &f->records[f->records_n++ % PL_FRONT_RECORDS];
-    *r = (pl_front_record){.path = c->path, .end = (int)end};
+    *r = (pl_front_record){.path = c->path, .rank = c->rank, .end = (int)end};
     snprintf(r->id, sizeof r->id, "%.*s", c->request_id.n > 63 ? 63 : (int)c->request_id.n,
              c->request_id.p ? c->request_id.p : "");
     snprintf(r->session, sizeof r->session, "%.*s", c->session.n > 63 ? 63 : (int)c->session.n,
@@ -56,7 +56,7 @@ static void leave_books(pl_front_call *c)
     pl_front *f = c->front;
     for (int i = 0; i < c->parts_n; i++)
         if (c->parts[i].req) {
-            pl_sim_abort(f->sim, pl_front_now_us(f), c->parts[i].req);
+            pl_sim_abort(pl_front_sim(c), pl_front_now_us(f), c->parts[i].req);
             c->parts[i].req = NULL;
         }
     pl_wheel_cancel(&f->wheel, &c->timer);
@@ -197,7 +197,7 @@ int pl_front_call_submit(pl_front_call *c, const pl_sim_ask *like)
                    .prompt = ask.n + (c->slot ? pl_sim_slot_tokens(c->slot) : 0),
                    .want = ask.output_tokens,
                    .seed = ask.out_seed};
-    int rc = pl_sim_ask_for(f->sim, pl_front_now_us(f), &ask, &events, p, &p->req);
+    int rc = pl_sim_ask_for(pl_front_sim(c), pl_front_now_us(f), &ask, &events, p, &p->req);
     if (rc == 0)
         c->parts_n++;
     return rc;
@@ -366,7 +366,7 @@ void pl_front_call_abort(pl_front_call *c)
         pl_part *p = &c->parts[i];
         if (!p->req)
             continue;
-        pl_sim_abort(f->sim, pl_front_now_us(f), p->req);
+        pl_sim_abort(pl_front_sim(c), pl_front_now_us(f), p->req);
         p->req = NULL;
         p->done = true;
         c->parts_done++;

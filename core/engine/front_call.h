@@ -1,7 +1,7 @@
 /* Inside of the simulated engine's HTTP front: what front.c (loop, requests), front_call.c (life of
  * a call), front_parse.c (bodies to prompts), front_api.c (answers), front_session.c (sessions),
- * front_admin.c (state, metrics) and front_fault.c (faults) share. Nobody else includes it. One
- * thread. */
+ * front_kv.c (KV events), front_admin.c (state, metrics) and front_fault.c (faults) share. Nobody
+ * else includes it. One thread. */
 #ifndef PL_FRONT_CALL_H
 #define PL_FRONT_CALL_H
 
@@ -54,6 +54,7 @@ struct pl_front_call {
     pl_exchange *x;
     int api; /* enum pl_api_kind */
     int path;
+    int rank; /* whose engine has its parts */
     pl_part *parts;
     int parts_n, parts_done;
     int parts_max;      /* set before the first is submitted: parts must not move */
@@ -116,10 +117,16 @@ typedef struct pl_front_fault {
 /* What has become of a call that is over. */
 typedef struct pl_front_record {
     char id[64], session[64];
-    int path, prompt, cached, output, end;
+    int path, rank, prompt, cached, output, end;
 } pl_front_record;
 
 enum { PL_FRONT_RECORDS = 1024, PL_FRONT_PATHS = 13 };
+
+/* A data-parallel rank: an engine with a cache of its own. */
+typedef struct pl_front_rank {
+    pl_sim *sim;
+    pl_publisher *publisher; /* NULL: it publishes nothing */
+} pl_front_rank;
 
 struct pl_front {
     const pl_front_options *o;
@@ -131,7 +138,12 @@ struct pl_front {
     int alarm_fd;
     uv_signal_t signals[2];
     pl_server *server;
-    pl_sim *sim;
+    pl_front_rank rank[PL_FRONT_RANKS_MAX];
+    int ranks_n;
+    unsigned next_rank;    /* for requests that name none: in turn */
+    pl_publish_options kv; /* as asked for, with the format chosen */
+    void *zmq;             /* NULL: nothing is published */
+    uv_prepare_t before_poll;
     bool stepping; /* pl_sim_step is on the stack */
     uint64_t start_ns;
     uint64_t next_id;
@@ -169,8 +181,14 @@ void pl_front_call_abort(pl_front_call *c);
 /* Writes what can be written; may end the call. */
 void pl_front_call_pump(pl_front_call *c);
 
+static inline pl_sim *pl_front_sim(const pl_front_call *c)
+{
+    return c->front->rank[c->rank].sim;
+}
+
 /* --- front.c --- */
-int64_t pl_front_now_us(const pl_front *f); /* the engine's clock */
+int64_t pl_front_now_us(const pl_front *f);                /* the engine's clock */
+void pl_front_stats(const pl_front *f, pl_sim_stats *out); /* of all ranks together */
 /* Arms the alarm for what the engine does next. */
 void pl_front_arm(pl_front *f);
 void pl_front_json(pl_exchange *x, int status, pl_str request_id, pl_str body);
@@ -213,6 +231,15 @@ int pl_front_call_stream_end(pl_front_call *c, pl_buf *out);
 /* The event of token i of a part, for the APIs whose events have more than its text. */
 int pl_front_call_stream_token(pl_part *p, int i, pl_buf *out);
 void pl_front_render_error(pl_front *f, pl_str path, int status, const char *message, pl_buf *out);
+
+/* --- front_kv.c --- */
+/* Opens the publishers, if any are asked for; closes them; lets go of ZeroMQ after the loop. */
+int pl_front_kv_open(pl_front *f, pl_errbuf *eb);
+void pl_front_kv_close(pl_front *f);
+void pl_front_kv_end(pl_front *f);
+json_t *pl_front_kv_info(const pl_front *f); /* kv_events of /server_info */
+/* GET and POST /sim/kv. */
+void pl_front_kv_control(pl_front *f, pl_exchange *x);
 
 /* --- front_admin.c: everything that is not inference; false when the path is unknown --- */
 bool pl_front_admin(pl_front *f, pl_exchange *x);

@@ -142,10 +142,10 @@ static json_t *under_way(const pl_front_call *c)
                         : c->parts_done == c->parts_n ? "answering"
                         : running                     ? "running"
                                                       : "waiting";
-    return json_pack("{s:o,s:s,s:o,s:s,s:b,s:i,s:i,s:i}", "id", pl_front_string(c->request_id),
-                     "path", pl_front_paths[c->path].p, "session", pl_front_string(c->session),
-                     "state", state, "stream", c->stream, "prompt_tokens", prompt, "cached_tokens",
-                     cached, "output_tokens", output);
+    return json_pack("{s:o,s:s,s:i,s:o,s:s,s:b,s:i,s:i,s:i}", "id", pl_front_string(c->request_id),
+                     "path", pl_front_paths[c->path].p, "dp_rank", c->rank, "session",
+                     pl_front_string(c->session), "state", state, "stream", c->stream,
+                     "prompt_tokens", prompt, "cached_tokens", cached, "output_tokens", output);
 }
 
 static json_t *counts_of(uint64_t received, uint64_t failed, const uint64_t over[PL_CALL_ENDS])
@@ -178,13 +178,13 @@ json_t *pl_front_requests(const pl_front *f)
         const pl_front_record *r = &f->records[i % PL_FRONT_RECORDS];
         json_array_append_new(
             last,
-            json_pack("{s:o,s:s,s:o,s:s,s:i,s:i,s:i}", "id", pl_front_string(pl_str_c(r->id)),
-                      "path", pl_front_paths[r->path].p, "session",
+            json_pack("{s:o,s:s,s:i,s:o,s:s,s:i,s:i,s:i}", "id", pl_front_string(pl_str_c(r->id)),
+                      "path", pl_front_paths[r->path].p, "dp_rank", r->rank, "session",
                       pl_front_string(pl_str_c(r->session)), "end", ends[r->end], "prompt_tokens",
                       r->prompt, "cached_tokens", r->cached, "output_tokens", r->output));
     }
     pl_sim_stats st;
-    pl_sim_stats_of(f->sim, &st);
+    pl_front_stats(f, &st);
     return json_pack("{s:i,s:i,s:i,s:o,s:o,s:o,s:o,s:o}", "inflight", f->calls_n, "running",
                      st.running, "waiting", st.waiting, "counts", counts_of(received, failed, over),
                      "paths", paths, "under_way", calls, "over", last, "fault", pl_fault_state(f));

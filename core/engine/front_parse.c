@@ -225,6 +225,38 @@ static int output_limit(pl_front_call *c, const json_t *body, int64_t *want, pl_
     return 0;
 }
 
+/* The rank that the request names, else the next in turn. The header counts at the OpenAI paths and
+ * wins there; the members are SGLang's, the second one its older name. */
+static int choose_rank(pl_front_call *c, const json_t *body, pl_errbuf *eb)
+{
+    pl_front *f = c->front;
+    pl_str header = c->api == PL_API_GENERATE
+                        ? (pl_str){NULL, 0}
+                        : pl_head_find(&c->x->head, PL_STR("x-data-parallel-rank"));
+    int64_t rank = -1;
+    int rc = PL_ENOTFOUND;
+    if (header.p) {
+        uint64_t v;
+        rc = pl_str_u64(header, INT32_MAX, &v);
+        if (rc != 0)
+            return pl_fail(eb, PL_EINVALID, "X-Data-Parallel-Rank must be an integer, 0 or more");
+        rank = (int64_t)v;
+    } else if (!f->vllm) {
+        rc = integer(body, "routed_dp_rank", 0, INT32_MAX, &rank, eb);
+        if (rc == PL_ENOTFOUND)
+            rc = integer(body, "data_parallel_rank", 0, INT32_MAX, &rank, eb);
+    }
+    if (rc == PL_ENOTFOUND)
+        rank = f->next_rank++ % (unsigned)f->ranks_n;
+    else if (rc != 0)
+        return rc;
+    if (rank >= f->ranks_n)
+        return pl_fail(eb, PL_EINVALID, "data parallel rank %lld is out of range [0, %d)",
+                       (long long)rank, f->ranks_n);
+    c->rank = (int)rank;
+    return 0;
+}
+
 typedef struct shape { /* what is the same for all prompts of a call */
     int64_t want;      /* asked output tokens; 0: not said */
     int priority;
@@ -437,7 +469,9 @@ int pl_front_call_parse(pl_front_call *c, json_t *body, int *status, pl_errbuf *
     if (rc != 0 && rc != PL_ENOTFOUND)
         return rc;
     s.retain_us = retention(body);
-    rc = pl_front_call_session(c, body, eb);
+    rc = choose_rank(c, body, eb);
+    if (rc == 0)
+        rc = pl_front_call_session(c, body, eb);
     if (rc != 0)
         return rc;
     rc = submit_all(c, &s, body, status, eb);

@@ -14,11 +14,12 @@
  * (/tokenize with add_generation_prompt false). The last token of the answer and the end mark are
  * computed by the next turn.
  *
- * GET /sim/sessions: how many are open, what they hold, counts, and for each: id, streaming,
- * timeout, capacity_of_str_len, inflight, closing (when its turn ends), turns (that ended well),
- * tokens (of the conversation), kv_tokens (of them, computed and held), held_tokens (of the pool,
- * in whole blocks, beside the cache), prefix_tokens (locked in the cache), idle_seconds (since its
- * last turn began). */
+ * GET /sim/sessions: how many are open, what they hold, counts, and for each: id, dp_rank (each
+ * session is open at every rank, with turns only where they were sent; and counted there),
+ * streaming, timeout, capacity_of_str_len, inflight, closing (when its turn ends), turns (that
+ * ended well), tokens (of the conversation), kv_tokens (of them, computed and held), held_tokens
+ * (of the pool, in whole blocks, beside the cache), prefix_tokens (locked in the cache),
+ * idle_seconds (since its last turn began). */
 #include "engine/front_call.h"
 
 #include <math.h>
@@ -122,6 +123,17 @@ static const char *read_open(pl_front *f, const json_t *body, pl_sim_session *s)
     return NULL;
 }
 
+/* Every rank opens it, as SGLang's do; a turn is that of the rank it goes to. */
+static int open_everywhere(pl_front *f, const pl_sim_session *s)
+{
+    int rc = 0, r = 0;
+    while (r < f->ranks_n && (rc = pl_sim_open(f->rank[r].sim, pl_front_now_us(f), s)) == 0)
+        r++;
+    for (; rc != 0 && r > 0; r--)
+        pl_sim_close(f->rank[r - 1].sim, pl_front_now_us(f), s->id);
+    return rc;
+}
+
 void pl_front_open_session(pl_front *f, pl_exchange *x)
 {
     static const char *const taken =
@@ -145,7 +157,7 @@ void pl_front_open_session(pl_front *f, pl_exchange *x)
             s.id = pl_arena_printf(&x->arena, "%016llx%016llx", (unsigned long long)pl_rng_next(&r),
                                    (unsigned long long)pl_rng_next(&r));
         }
-        rc = s.id.p ? pl_sim_open(f->sim, pl_front_now_us(f), &s) : PL_ENOMEM;
+        rc = s.id.p ? open_everywhere(f, &s) : PL_ENOMEM;
         wrong = rc == PL_EEXISTS  ? taken
                 : rc == PL_ELIMIT ? "Failed to open the session: too many are open."
                                   : pl_strerror(rc);
@@ -174,7 +186,8 @@ void pl_front_close_session(pl_front *f, pl_exchange *x)
         return;
     const json_t *id = json_object_get(body, "session_id");
     if (json_is_string(id)) {
-        pl_sim_close(f->sim, pl_front_now_us(f), text_of(id));
+        for (int r = 0; r < f->ranks_n; r++)
+            pl_sim_close(f->rank[r].sim, pl_front_now_us(f), text_of(id));
         pl_exchange_respond(x, 200, NULL, 0, (pl_str){NULL, 0});
         pl_front_arm(f);
     } else {
@@ -239,7 +252,7 @@ int pl_front_call_session(pl_front_call *c, const json_t *body, pl_errbuf *eb)
     if (c->choices > 1 || (c->api != PL_API_CHAT && many))
         return pl_fail(eb, PL_EINVALID, "a turn of a session is one prompt and one choice");
     if (f->o->streaming_sessions)
-        c->slot = pl_sim_turn_slot(f->sim, pl_front_now_us(f), &turn, eb);
+        c->slot = pl_sim_turn_slot(pl_front_sim(c), pl_front_now_us(f), &turn, eb);
     else
         pl_fail(eb, PL_EINVALID,
                 "Streaming sessions are disabled. Please relaunch with "
@@ -285,6 +298,7 @@ void pl_front_call_refuse_turn(pl_front_call *c, const char *message)
 typedef struct view {
     json_t *list;
     int64_t now_us;
+    int rank;
 } view;
 
 static void add_slot(void *user, const pl_sim_slot_info *i)
@@ -294,21 +308,22 @@ static void add_slot(void *user, const pl_sim_slot_info *i)
         i->session.timeout_us < 0 ? json_null() : json_real((double)i->session.timeout_us * 1e-6);
     json_array_append_new(
         v->list,
-        json_pack("{s:o,s:b,s:o,s:I,s:b,s:b,s:i,s:i,s:i,s:I,s:I,s:f}", "id",
-                  pl_front_string(i->session.id), "streaming", i->session.streaming, "timeout",
-                  timeout, "capacity_of_str_len", (json_int_t)i->session.capacity, "inflight",
-                  i->inflight, "closing", i->closing, "turns", i->turns, "tokens", i->tokens,
-                  "kv_tokens", i->kv_tokens, "held_tokens", (json_int_t)i->held_tokens,
-                  "prefix_tokens", (json_int_t)i->prefix_tokens, "idle_seconds",
-                  (double)(v->now_us - i->active_us) * 1e-6));
+        json_pack("{s:o,s:i,s:b,s:o,s:I,s:b,s:b,s:i,s:i,s:i,s:I,s:I,s:f}", "id",
+                  pl_front_string(i->session.id), "dp_rank", v->rank, "streaming",
+                  i->session.streaming, "timeout", timeout, "capacity_of_str_len",
+                  (json_int_t)i->session.capacity, "inflight", i->inflight, "closing", i->closing,
+                  "turns", i->turns, "tokens", i->tokens, "kv_tokens", i->kv_tokens, "held_tokens",
+                  (json_int_t)i->held_tokens, "prefix_tokens", (json_int_t)i->prefix_tokens,
+                  "idle_seconds", (double)(v->now_us - i->active_us) * 1e-6));
 }
 
 void pl_front_sessions(pl_front *f, pl_exchange *x)
 {
     pl_sim_stats st;
-    view v = {json_array(), pl_front_now_us(f)};
-    pl_sim_stats_of(f->sim, &st);
-    pl_sim_each_slot(f->sim, add_slot, &v);
+    view v = {json_array(), pl_front_now_us(f), 0};
+    pl_front_stats(f, &st);
+    for (; v.rank < f->ranks_n; v.rank++)
+        pl_sim_each_slot(f->rank[v.rank].sim, add_slot, &v);
     pl_front_send(x, 200,
                   json_pack("{s:i,s:i,s:I,s:b,s:{s:I,s:I,s:I,s:I,s:I},s:o}", "open", st.sessions,
                             "streaming", st.streaming_sessions, "held_tokens",

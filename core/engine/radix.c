@@ -20,8 +20,9 @@ struct pl_radix_node {
     pl_heap_item order; /* inside `leaves` exactly while evictable; see place() */
     pl_heap_item due;   /* major: retained until then; inside `retained` while it is */
     pl_radix_node *parent;
-    pl_radix_node *chain; /* next in the hash bucket */
-    uint32_t *tokens;     /* owned; n of them, a multiple of the page; none in the root */
+    pl_radix_node *chain;  /* next in the hash bucket */
+    uint32_t *tokens;      /* owned; n of them, a multiple of the page; none in the root */
+    pl_sim_kv_name *names; /* owned, of its pages; NULL unless the cache is watched */
     int n;
     int refs;       /* locks on this node or below it */
     int children;   /* how many */
@@ -45,6 +46,10 @@ struct pl_radix {
     int64_t retained_tokens;
     pl_radix_node **bucket;
     size_t mask;
+    bool watched;
+    pl_sim_kv_events ev;
+    void *user;
+    pl_namer namer;
 };
 
 pl_radix *pl_radix_new(int page_tokens, pl_radix_policy policy)
@@ -63,6 +68,13 @@ pl_radix *pl_radix_new(int page_tokens, pl_radix_policy policy)
     return r;
 }
 
+static void node_free(pl_radix_node *n)
+{
+    free(n->tokens);
+    free(n->names);
+    free(n);
+}
+
 void pl_radix_free(pl_radix *r)
 {
     if (!r)
@@ -70,12 +82,12 @@ void pl_radix_free(pl_radix *r)
     for (size_t i = 0; i <= r->mask; i++)
         for (pl_radix_node *n = r->bucket[i], *next; n; n = next) {
             next = n->chain;
-            free(n->tokens);
-            free(n);
+            node_free(n);
         }
     free(r->bucket);
     free(r->leaves.v);
     free(r->retained.v);
+    pl_namer_free(&r->namer);
     free(r);
 }
 
@@ -102,6 +114,44 @@ int64_t pl_radix_retained(const pl_radix *r)
 int pl_radix_nodes(const pl_radix *r)
 {
     return r->nodes;
+}
+
+/* --- what is told --- */
+
+int pl_radix_watch(pl_radix *r, const pl_sim_kv_events *ev, void *user, pl_sim_kv_names names)
+{
+    if (r->watched || r->nodes)
+        return PL_EINVALID;
+    if (!pl_namer_init(&r->namer, names))
+        return PL_ENOMEM;
+    r->watched = true;
+    r->ev = *ev;
+    r->user = user;
+    return 0;
+}
+
+static const pl_sim_kv_name *last_name(const pl_radix *r, const pl_radix_node *n)
+{
+    return n == &r->root ? NULL : &n->names[n->n / r->page - 1];
+}
+
+static void tell(const pl_radix *r, const pl_radix_node *n,
+                 void (*to)(void *user, const pl_sim_kv_run *run), void *user)
+{
+    pl_sim_kv_run run = {.parent = last_name(r, n->parent),
+                         .names = n->names,
+                         .n = n->n / r->page,
+                         .block_tokens = r->page,
+                         .tokens = n->tokens};
+    to(user, &run);
+}
+
+void pl_radix_each(const pl_radix *r, void (*each)(void *user, const pl_sim_kv_run *run),
+                   void *user)
+{
+    for (size_t i = 0; r->watched && i <= r->mask; i++)
+        for (const pl_radix_node *n = r->bucket[i]; n; n = n->chain)
+            tell(r, n, each, user);
 }
 
 /* --- the table of children --- */
@@ -164,14 +214,16 @@ static pl_radix_node *node_new(pl_radix *r, const uint32_t *tokens, int n)
         !pl_heap_reserve(&r->retained, r->nodes + 1))
         return NULL;
     pl_radix_node *node = calloc(1, sizeof *node);
-    uint32_t *copy = malloc((size_t)n * sizeof *copy);
-    if (!node || !copy) {
-        free(node);
-        free(copy);
+    if (!node)
+        return NULL;
+    node->tokens = malloc((size_t)n * sizeof *tokens);
+    if (r->watched)
+        node->names = malloc((size_t)(n / r->page) * sizeof *node->names);
+    if (!node->tokens || (r->watched && !node->names)) {
+        node_free(node);
         return NULL;
     }
-    memcpy(copy, tokens, (size_t)n * sizeof *copy);
-    node->tokens = copy;
+    memcpy(node->tokens, tokens, (size_t)n * sizeof *tokens);
     node->n = n;
     node->id = ++r->next_id;
     r->nodes++;
@@ -239,6 +291,13 @@ static void release(pl_radix *r, pl_radix_node *n)
     r->retained_tokens -= n->n;
 }
 
+/* Frees what was never put into the tree. */
+static void node_undo(pl_radix *r, pl_radix_node *n)
+{
+    r->nodes--;
+    node_free(n);
+}
+
 /* The first `at` tokens of n become a node of their own above it. n stays the lower part, so that
  * locks held on n keep their meaning. NULL when out of memory. */
 static pl_radix_node *split(pl_radix *r, pl_radix_node *n, int at)
@@ -265,6 +324,14 @@ static pl_radix_node *split(pl_radix *r, pl_radix_node *n, int at)
     uint32_t *less = realloc(n->tokens, (size_t)n->n * sizeof *less);
     if (less)
         n->tokens = less;
+    if (r->watched) {
+        size_t up = (size_t)(at / r->page), down = (size_t)(n->n / r->page);
+        memcpy(upper->names, n->names, up * sizeof *n->names);
+        memmove(n->names, n->names + up, down * sizeof *n->names);
+        pl_sim_kv_name *fewer = realloc(n->names, down * sizeof *fewer);
+        if (fewer)
+            n->names = fewer;
+    }
     n->hash = page_hash(r, upper, n->tokens);
     table_add(r, n);
     table_grow(r);
@@ -347,6 +414,11 @@ int pl_radix_insert(pl_radix *r, pl_radix_node *from, int depth, const uint32_t 
     pl_radix_node *leaf = node_new(r, tokens + depth, n - depth);
     if (!leaf)
         return PL_ENOMEM;
+    if (r->watched && !pl_namer_name(&r->namer, last_name(r, at), leaf->tokens, leaf->n / r->page,
+                                     r->page, leaf->names)) {
+        node_undo(r, leaf);
+        return PL_ENOMEM;
+    }
     leaf->parent = at;
     leaf->hash = page_hash(r, at, leaf->tokens);
     leaf->stamp = r->stamp;
@@ -361,6 +433,8 @@ int pl_radix_insert(pl_radix *r, pl_radix_node *from, int depth, const uint32_t 
     r->tokens += leaf->n;
     r->evictable += leaf->n;
     *end = leaf;
+    if (r->ev.on_stored)
+        tell(r, leaf, r->ev.on_stored, r->user);
     return 0;
 }
 
@@ -408,7 +482,8 @@ void pl_radix_decay(pl_radix *r, int64_t now_us)
     }
 }
 
-int64_t pl_radix_evict(pl_radix *r, int64_t want)
+static int64_t evict(pl_radix *r, int64_t want,
+                     void (*on_removed)(void *user, const pl_sim_kv_run *run))
 {
     int64_t gone = 0;
     pl_heap_item *top;
@@ -420,13 +495,28 @@ int64_t pl_radix_evict(pl_radix *r, int64_t want)
         table_remove(r, n);
         gone += n->n;
         r->nodes--;
-        free(n->tokens);
-        free(n);
+        if (on_removed)
+            tell(r, n, on_removed, r->user);
+        node_free(n);
         if (--parent->children == 0 && parent != &r->root && parent->refs == 0)
             leaf_add(r, parent);
     }
     r->tokens -= gone;
     r->evictable -= gone;
+    return gone;
+}
+
+int64_t pl_radix_evict(pl_radix *r, int64_t want)
+{
+    return evict(r, want, r->ev.on_removed);
+}
+
+int64_t pl_radix_flush(pl_radix *r)
+{
+    bool all = r->tokens == r->evictable;
+    int64_t gone = evict(r, INT64_MAX, all ? NULL : r->ev.on_removed);
+    if (all && r->ev.on_cleared)
+        r->ev.on_cleared(r->user);
     return gone;
 }
 

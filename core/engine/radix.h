@@ -12,6 +12,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/blocks.h"
+
 typedef struct pl_radix pl_radix;
 typedef struct pl_radix_node pl_radix_node;
 
@@ -26,6 +28,13 @@ typedef enum pl_radix_policy {
 /* NULL when out of memory or page_tokens < 1. */
 pl_radix *pl_radix_new(int page_tokens, pl_radix_policy policy);
 void pl_radix_free(pl_radix *r);
+
+/* From now on its blocks have names, and what changes is told. Once, before anything was inserted.
+ * PL_EINVALID, PL_ENOMEM. */
+int pl_radix_watch(pl_radix *r, const pl_sim_kv_events *ev, void *user, pl_sim_kv_names names);
+/* All that it holds, as runs in no order; only when it is watched. */
+void pl_radix_each(const pl_radix *r, void (*each)(void *user, const pl_sim_kv_run *run),
+                   void *user);
 
 /* The longest cached prefix of tokens[0..n) in whole pages; refreshes it. *node is its last node
  * (the root for 0) and is valid until the next eviction unless locked. Splits a node when the match
@@ -53,6 +62,8 @@ void pl_radix_decay(pl_radix *r, int64_t now_us);
 
 /* Evicts leaves until at least `want` tokens are gone or nothing may go; returns how many went. */
 int64_t pl_radix_evict(pl_radix *r, int64_t want);
+/* Evicts all that may go. When that is everything, it is told as one word. */
+int64_t pl_radix_flush(pl_radix *r);
 
 int64_t pl_radix_tokens(const pl_radix *r);    /* in all nodes */
 int64_t pl_radix_evictable(const pl_radix *r); /* of them, in nodes that are not locked */

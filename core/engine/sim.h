@@ -29,6 +29,7 @@
 
 #include "base/err.h"
 #include "base/str.h"
+#include "engine/blocks.h"
 #include "engine/radix.h"
 
 /* step_us = base + prefill_token * new + prefill_attn * sum n_i (p_i + n_i / 2) + decode_req *
@@ -130,6 +131,16 @@ void pl_sim_step(pl_sim *s, int64_t now_us);
 
 /* Drops what no running request holds; of idle sessions, what they said stays. */
 void pl_sim_flush_cache(pl_sim *s);
+
+/* --- what the cache has --- */
+
+/* From now on every change of the prefix cache is told (blocks.h). Once, before the first request:
+ * else PL_EINVALID. PL_ENOMEM. */
+int pl_sim_watch_kv(pl_sim *s, const pl_sim_kv_events *ev, void *user, pl_sim_kv_names names);
+/* All blocks that the cache holds now, as runs in no order: what an index that was told everything
+ * must have. Nothing unless it is watched. */
+void pl_sim_each_kv(const pl_sim *s, void (*each)(void *user, const pl_sim_kv_run *run),
+                    void *user);
 
 /* --- sessions ---
  *

@@ -1,5 +1,5 @@
-/* The simulated engine's figures and its invariants. Called by whoever runs it, on their
- * thread. */
+/* The simulated engine's figures, its cache as others see it, and its invariants. Called by whoever
+ * runs it, on their thread. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,18 @@ void pl_sim_flush_cache(pl_sim *s)
     for (pl_slot *slot = s->slots.head; slot; slot = slot->next)
         if (!slot->turn)
             pl_sim_slot_drop(s, slot);
-    s->count.evicted_tokens += (uint64_t)pl_radix_evict(s->tree, INT64_MAX);
+    s->count.evicted_tokens += (uint64_t)pl_radix_flush(s->tree);
     s->blocked = false;
+}
+
+int pl_sim_watch_kv(pl_sim *s, const pl_sim_kv_events *ev, void *user, pl_sim_kv_names names)
+{
+    return pl_radix_watch(s->tree, ev, user, names);
+}
+
+void pl_sim_each_kv(const pl_sim *s, void (*each)(void *user, const pl_sim_kv_run *run), void *user)
+{
+    pl_radix_each(s->tree, each, user);
 }
 
 void pl_sim_stats_of(const pl_sim *s, pl_sim_stats *out)

@@ -19,6 +19,8 @@
 #include <jansson.h>
 #include <stdlib.h>
 
+#include "fleet/gauge_read.h"
+
 #define MAX_ANSWER   (1u << 20)
 #define MAX_MODELS   1024
 #define MAX_ID_BYTES 256
@@ -129,6 +131,15 @@ static uint32_t caps_of(const json_t *info)
     return caps;
 }
 
+/* The sizes of its KV cache, which no later poll of its gauges may tell. */
+static void read_sizes(pl_detected *found, const json_t *info)
+{
+    found->block_tokens = (int32_t)pl_gauge_size(
+        json_number_value(json_object_get(info, "page_size")), PL_GAUGE_MAX_BLOCK_TOKENS);
+    found->kv_tokens = pl_gauge_size(
+        json_number_value(json_object_get(info, "max_total_num_tokens")), PL_GAUGE_MAX_KV_TOKENS);
+}
+
 static bool ask(pl_detect *d, step s);
 
 /* The kind that is known so far. */
@@ -177,6 +188,8 @@ static void on_kind(pl_detect *d, const pl_fetch_result *r, const json_t *json)
         d->found.kind = PL_KIND_SGLANG;
         d->found.caps_known = true;
         d->found.caps = caps_of(json);
+        read_sizes(&d->found, json);
+        d->found.info = r->body;
     } else if (kind_of(d) == PL_KIND_SGLANG) {
         if (answered && d->step == SERVER_INFO && ask(d, OLD_INFO))
             return;

@@ -215,6 +215,43 @@ static int check_numbers(const pl_engine_spec *s, pl_errbuf *eb)
     return 0;
 }
 
+/* ZeroMQ itself judges an address when it is used; here only what could never be one. */
+static int set_events(pl_engine *e, const pl_engine_spec *s, pl_errbuf *eb)
+{
+    const struct {
+        const char *name;
+        pl_str from;
+        char *to;
+        size_t cap;
+        bool address;
+    } list[] = {
+        {"endpoint", s->events_endpoint, e->events_endpoint, sizeof e->events_endpoint, true},
+        {"replay", s->events_replay, e->events_replay, sizeof e->events_replay, true},
+        {"topic", s->events_topic, e->events_topic, sizeof e->events_topic, false}};
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        if (list[i].from.n >= list[i].cap)
+            return pl_fail(eb, PL_EINVALID, "engine %.*s: kv_events.%s is too long",
+                           PL_FMT(quotable(s->url)), list[i].name);
+        if (list[i].address && list[i].from.n && !pl_str_starts(list[i].from, PL_STR("tcp://")) &&
+            !pl_str_starts(list[i].from, PL_STR("ipc://")))
+            return pl_fail(eb, PL_EINVALID,
+                           "engine %.*s: kv_events.%s must be tcp://HOST:PORT or ipc://PATH",
+                           PL_FMT(quotable(s->url)), list[i].name);
+        if (list[i].from.n)
+            memcpy(list[i].to, list[i].from.p, list[i].from.n);
+    }
+    e->events_mode = s->events_mode;
+    if (e->events_mode == PL_EVENTS_AUTO && e->events_endpoint[0])
+        e->events_mode = PL_EVENTS_CONNECT;
+    if ((e->events_mode == PL_EVENTS_CONNECT || e->events_mode == PL_EVENTS_BIND) &&
+        !e->events_endpoint[0])
+        return pl_fail(eb, PL_EINVALID, "engine %.*s: kv_events.endpoint is missing",
+                       PL_FMT(quotable(s->url)));
+    e->events_one_stream = s->events_one_stream;
+    e->block_tokens = s->block_tokens;
+    return 0;
+}
+
 static void init_workers(pl_engine *e)
 {
     for (int i = 0; i < e->workers_n; i++) {
@@ -222,6 +259,8 @@ static void init_workers(pl_engine *e)
         w->engine = e;
         w->rank = i;
         w->slot = -1;
+        w->running_requests = w->waiting_requests = w->kv_usage = -1;
+        w->block_tokens = (int32_t)e->block_tokens;
         if (e->workers_n == 1)
             snprintf(w->name, sizeof w->name, "%s", e->name);
         else
@@ -243,6 +282,8 @@ int pl_engine_new(const pl_engine_spec *spec, pl_engine **out, pl_errbuf *eb)
     rc = parse_url(e, spec->url, eb);
     if (rc == 0)
         rc = set_name(e, spec->name, eb);
+    if (rc == 0)
+        rc = set_events(e, spec, eb);
     if (rc != 0) {
         free(e);
         return rc;

@@ -45,6 +45,15 @@ typedef enum pl_engine_caps {
     PL_CAP_PRIORITY = 16    /* takes `priority` (a request with it is not refused) */
 } pl_engine_caps;
 
+/* How its KV events reach the router. */
+typedef enum pl_events_mode {
+    PL_EVENTS_AUTO, /* connect, if it says where; an endpoint that is given is connected to */
+    PL_EVENTS_OFF,
+    PL_EVENTS_INGEST, /* by POST /events alone */
+    PL_EVENTS_CONNECT,
+    PL_EVENTS_BIND /* the engine connects to us */
+} pl_events_mode;
+
 typedef struct pl_engine_spec {
     pl_str name; /* empty: host:port */
     pl_str url;  /* http://host[:port][/] */
@@ -55,7 +64,11 @@ typedef struct pl_engine_spec {
     int dp_size;                       /* 1; 0: not given, 1 */
     const pl_str *models;              /* NULL: ask the engine */
     int models_n;
-    bool from_config; /* SIGHUP may remove it */
+    bool from_config;                                    /* SIGHUP may remove it */
+    int events_mode;                                     /* pl_events_mode */
+    pl_str events_endpoint, events_replay, events_topic; /* ZeroMQ's form, of rank 0 */
+    bool events_one_stream;                              /* one publisher speaks for all ranks */
+    uint32_t block_tokens;                               /* of its KV blocks; 0: asked for */
 } pl_engine_spec;
 
 struct pl_engine {
@@ -70,7 +83,11 @@ struct pl_engine {
     bool from_config;
     bool models_given; /* models come from the configuration: not asked for */
     uint64_t id;       /* unique for the process */
-    _Atomic int kind;  /* pl_engine_kind, detected unless given */
+    int events_mode;   /* pl_events_mode; never changed, as the next ones */
+    char events_endpoint[256], events_replay[256], events_topic[128];
+    bool events_one_stream;
+    uint32_t block_tokens; /* as configured, 0: not given */
+    _Atomic int kind;      /* pl_engine_kind, detected unless given */
     _Atomic int health, admin;
     _Atomic uint32_t caps; /* bits of pl_engine_caps */
     /* breaker: see breaker.h */
@@ -81,7 +98,7 @@ struct pl_engine {
     _Atomic uint64_t open_until_ns;
     /* counters for /metrics and /engines */
     _Atomic uint64_t requests, failed, client_errors, retries, health_checks, health_failures,
-        breaker_opened;
+        breaker_opened, gauge_polls, gauge_failures;
     _Atomic uint64_t connects, reuses;
     int workers_n;
     pl_worker_state workers[]; /* dp_size */

@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "base/rng.h"
 #include "fleet/detect.h"
+#include "fleet/gauge_read.h"
 #include "http/upstream.h"
 
 #define MAX_HEALTH_ANSWER 65536
@@ -55,6 +56,7 @@ struct pl_health_monitor {
     pl_health_options o;
     char *path;
     void (*changed)(void *ctx, pl_engine *e);
+    void (*described)(void *ctx, pl_engine *e, pl_str info);
     void *ctx;
     pl_rng rng;
     probe *probes;
@@ -192,6 +194,8 @@ static void apply(probe *p, const pl_detected *found)
         tell_detected(p, found, kind);
     if (found->caps_known)
         set_caps(e, found->caps);
+    for (int i = 0; i < e->workers_n; i++)
+        pl_gauges_sizes(&e->workers[i], found->block_tokens, found->kv_tokens);
     if (found->no_models && !e->models_given && !p->no_models_told) {
         p->no_models_told = true;
         pl_log(PL_LOG_WARN, "engine_without_models",
@@ -212,6 +216,8 @@ static void on_detected(void *user, const pl_detected *found)
     enter(m);
     if (found->err == 0) {
         apply(p, found);
+        if (found->info.n && m->described && !p->gone)
+            m->described(m->ctx, p->engine, found->info);
     } else {
         p->detected = false;
         if (!p->warned)
@@ -224,6 +230,12 @@ static void on_detected(void *user, const pl_detected *found)
         set_health(p, PL_HEALTH_UP, NULL);
     wait_for_next(p);
     leave(m);
+}
+
+void pl_health_on_info(pl_health_monitor *m,
+                       void (*described)(void *ctx, pl_engine *e, pl_str info))
+{
+    m->described = described;
 }
 
 /* --- CHECKING --- */

@@ -30,6 +30,10 @@ typedef struct pl_health_monitor pl_health_monitor;
 pl_health_monitor *pl_health_start(uv_loop_t *loop, pl_wheel *wheel, pl_fleet *f,
                                    const pl_health_options *o,
                                    void (*changed)(void *ctx, pl_engine *e), void *ctx);
+/* described runs with SGLang's own description of an engine (its /server_info, good until it
+ * returns) whenever that was read. */
+void pl_health_on_info(pl_health_monitor *m,
+                       void (*described)(void *ctx, pl_engine *e, pl_str info));
 /* The set of engines has changed: checks new ones at once, forgets removed ones. */
 void pl_health_sync(pl_health_monitor *m);
 /* Frees m; its connections are gone after the loop's next turns. Sync and stop may be called from

@@ -10,10 +10,32 @@
 /* Beyond any prompt; keeps sums far from overflow. */
 #define MAX_PROMPT_TOKENS 1e12
 
-void pl_ticket_begin(pl_ticket *t, pl_worker_state *w, double prompt_tokens, bool stream)
+static int64_t whole(double tokens)
 {
+    return tokens >= 1 ? (int64_t)fmin(tokens, MAX_PROMPT_TOKENS) : 0;
+}
+
+static int64_t blocks_of(const pl_ticket *t)
+{
+    return (t->tokens + t->block_tokens - 1) / t->block_tokens;
+}
+
+void pl_ticket_begin(pl_ticket *t, pl_worker_state *w, const pl_load *load)
+{
+    int32_t block = atomic_load_explicit(&w->block_tokens, memory_order_relaxed);
+    bool stream = load->stream;
     t->worker = w;
-    t->prefill_tokens = prompt_tokens >= 1 ? (int64_t)fmin(prompt_tokens, MAX_PROMPT_TOKENS) : 0;
+    t->tokens = whole(load->prompt_tokens);
+    t->prefill_tokens = t->tokens - whole(load->cached_tokens);
+    if (t->prefill_tokens < 0)
+        t->prefill_tokens = 0;
+    t->block_tokens = block > 0 ? block : PL_LEDGER_BLOCK_TOKENS;
+    t->base_blocks = blocks_of(t);
+    t->active = (pl_active_hold){NULL, NULL, NULL};
+    int64_t set =
+        load->active ? pl_active_begin(load->active, w, &load->keys, &t->active, NULL) : 0;
+    t->blocks = set < t->base_blocks ? t->base_blocks - set : 0;
+    t->base_blocks -= t->blocks; /* from now on: those that the set counts */
     t->stream = stream;
     t->first_token = false;
     atomic_fetch_add(&w->inflight, 1);
@@ -21,6 +43,7 @@ void pl_ticket_begin(pl_ticket *t, pl_worker_state *w, double prompt_tokens, boo
         atomic_fetch_add_explicit(&w->streams, 1, memory_order_relaxed);
     if (t->prefill_tokens)
         atomic_fetch_add(&w->queued_prefill_tokens, t->prefill_tokens);
+    atomic_fetch_add_explicit(&w->decode_blocks, t->blocks, memory_order_relaxed);
     atomic_fetch_add_explicit(&w->requests, 1, memory_order_relaxed);
 }
 
@@ -54,12 +77,27 @@ void pl_ticket_first_token(pl_ticket *t, double ttft_seconds)
         average(&t->worker->prefill_tokens_per_second, (double)tokens / ttft_seconds);
 }
 
+void pl_ticket_output(pl_ticket *t, int64_t n)
+{
+    if (!t->worker || n <= 0)
+        return;
+    t->tokens += n;
+    int64_t more = blocks_of(t) - t->base_blocks - t->blocks;
+    if (more <= 0)
+        return;
+    t->blocks += more;
+    atomic_fetch_add_explicit(&t->worker->decode_blocks, more, memory_order_relaxed);
+}
+
 void pl_ticket_end(pl_ticket *t)
 {
     pl_worker_state *w = t->worker;
     if (!w)
         return;
     prefill_done(t);
+    atomic_fetch_sub_explicit(&w->decode_blocks, t->blocks, memory_order_relaxed);
+    t->blocks = 0;
+    pl_active_end(&t->active);
     if (t->stream)
         atomic_fetch_sub_explicit(&w->streams, 1, memory_order_relaxed);
     atomic_fetch_sub(&w->inflight, 1);

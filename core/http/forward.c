@@ -354,9 +354,9 @@ static void on_call_fail(pl_call *c, int err)
         return;
     }
     if (err == PL_ERESET && c->reused && rq->state == PL_RQ_CALLING &&
-        rq->loop->wheel.now_ms - rq->sent_at_ms < STALE_MS) {
-        /* the engine had closed the pooled connection: not its fault, nobody has seen the request
-         */
+        rq->loop->wheel.now_ms - rq->sent_at_ms < STALE_MS && !pl_session_inside(rq)) {
+        /* the engine had closed the pooled connection: not its fault, and most likely nobody has
+         * seen the request (a session that may have got a turn twice would be worse than none) */
         pl_count(&rq->loop->metrics.resends, 1);
         if (pl_forward(rq, true) == 0)
             return;
@@ -371,7 +371,9 @@ int pl_forward(pl_request *rq, bool fresh)
     pl_loop *l = rq->loop;
     pl_arena *a = &rq->x->arena;
     pl_pool *pool = pl_loop_pool(l, rq->engine);
-    pl_edits edits = rq->edits;
+    pl_edits edits; /* a copy of what is in use */
+    edits.n = rq->edits.n;
+    memcpy(edits.v, rq->edits.v, (size_t)edits.n * sizeof edits.v[0]);
     if (rq->decision.shrink_max_tokens >= 0 &&
         pl_intake_shrink(rq, &edits, rq->decision.shrink_max_tokens) == 0 && !fresh)
         pl_count(&l->metrics.shrunk, 1);

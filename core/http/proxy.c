@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "http/request.h"
+#include "loop.h"
 
 static void decide_and_send(pl_request *rq);
 static void observe(pl_request *rq, enum pl_end_cause cause);
@@ -52,12 +53,15 @@ static void request_free(pl_request *rq)
     }
     pl_buf_free(&rq->answer);
     pl_session_free(rq);
+    pl_prompt_free(rq);
     if (rq->engine)
         pl_engine_unref(rq->engine);
     for (int i = 0; i < rq->ask.tried_n; i++)
         pl_engine_unref(rq->ask.tried[i]->engine);
     pl_view_unref(rq->view);
     free(rq);
+    if (l->draining)
+        pl_loop_check_drained(l);
 }
 
 static double seconds_since(uint64_t then_ns)
@@ -116,6 +120,7 @@ static void tell_done(pl_request *rq, enum pl_end_cause cause)
 static void account(pl_request *rq, enum pl_end_cause cause)
 {
     pl_proxy_end_try(rq, cause == PL_END_OK ? 1 : -1);
+    pl_prompt_over(rq);
     if (rq->session)
         pl_session_over(rq); /* after the load was given back */
     observe(rq, cause);
@@ -193,12 +198,13 @@ static void on_wait_timeout(pl_timer *t)
         answer_wait_over(rq);
 }
 
+/* Is there room for it: at its session's worker, if it may go nowhere else. */
 static bool any_capacity(const pl_request *rq)
 {
     uint64_t now = pl_now_ns();
     for (int i = 0; i < rq->ask.model->workers_n; i++) {
         const pl_worker_state *w = rq->ask.model->workers[i];
-        if (!pl_worker_at_capacity(w) &&
+        if (!pl_worker_at_capacity(w) && (!rq->ask.pin_must || w == rq->ask.pin) &&
             pl_engine_why(w->engine, &rq->loop->router->config.decider.breaker, now) == 0)
             return true;
     }
@@ -271,7 +277,14 @@ static bool begin_try(pl_request *rq, pl_worker_state *w)
     rq->engine = pl_engine_ref(w->engine);
     rq->worker = w;
     rq->breaker_open_end = true;
-    pl_ticket_begin(&rq->ticket, w, rq->ask.req.prompt_tokens, rq->ask.req.stream);
+    pl_load load = {.prompt_tokens = rq->ask.req.prompt_tokens,
+                    .cached_tokens = rq->decision.cached_tokens,
+                    .stream = rq->ask.req.stream};
+    if (l->router->active && rq->prompt) {
+        load.active = l->router->active;
+        load.keys = pl_prompt_blocks(rq->prompt, w);
+    }
+    pl_ticket_begin(&rq->ticket, w, &load);
     if (w->engine->max_inflight > 0 && pl_engine_inflight(w->engine) > w->engine->max_inflight) {
         /* another loop was faster: a cap is never exceeded, not even for a moment by two */
         pl_proxy_end_try(rq, -1);
@@ -366,7 +379,9 @@ void pl_proxy_send(pl_request *rq)
         return;
     }
     rq->attempts++;
-    if (pl_forward(rq, false) != 0)
+    if (pl_forward(rq, false) == 0)
+        pl_prompt_sent(rq);
+    else
         pl_relay_error(rq, 503, "out_of_memory", 1, "the router is out of memory");
 }
 
@@ -380,6 +395,12 @@ static void decide_and_send(pl_request *rq)
         pl_relay_error(rq, 503, "no_worker", 1, "every engine is busy");
 }
 
+void pl_proxy_begin(pl_request *rq)
+{
+    if (pl_prompt_begin(rq))
+        decide_and_send(rq);
+}
+
 /* After a wait, a look-up or a failure: on the fleet as it is now, with the engines that were added
  * since. */
 void pl_proxy_decide(pl_request *rq)
@@ -387,7 +408,9 @@ void pl_proxy_decide(pl_request *rq)
     pl_loop *l = rq->loop;
     const pl_model *m = rq->view == l->view ? NULL : pl_view_model(l->view, rq->ask.model->id);
     if (m) { /* else nobody serves it any more, which the old view's engines say, too */
-        pl_view *old = rq->view;
+        pl_view *old = rq->view; /* keeps the pin until here */
+        if (rq->ask.pin && !pl_model_has(m, rq->ask.pin))
+            rq->ask.pin = NULL;
         rq->view = pl_view_ref(l->view);
         rq->ask.model = m;
         rq->ask.strings.model = m->id;
@@ -396,7 +419,7 @@ void pl_proxy_decide(pl_request *rq)
     decide_and_send(rq);
 }
 
-static bool another_worker(const pl_request *rq)
+bool pl_proxy_another_worker(const pl_request *rq)
 {
     uint64_t now = pl_now_ns();
     for (int i = 0; i < rq->ask.model->workers_n; i++) {
@@ -414,7 +437,7 @@ bool pl_proxy_may_retry(pl_request *rq, int status)
 {
     pl_loop *l = rq->loop;
     const pl_config *c = &l->router->config;
-    if (rq->attempts > c->retries || rq->ask.tried_n >= 8 || !another_worker(rq) ||
+    if (rq->attempts > c->retries || rq->ask.tried_n >= 8 || !pl_proxy_another_worker(rq) ||
         (rq->trusted && pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")).p))
         return false;
     bool budget = l->retry_tokens >= 1;
@@ -456,6 +479,8 @@ static void no_connection(pl_request *rq, const char *detail)
         pl_log(PL_LOG_ERROR, "no_connection", "%s (request %.*s); is ulimit -n too low?", detail,
                PL_FMT(rq->id));
     pl_proxy_end_try(rq, -1);
+    if (rq->session)
+        pl_session_try_failed(rq, PL_EUNAVAILABLE);
     pl_relay_error(rq, 503, "router_overloaded", 1, "the router cannot open a connection: %s",
                    detail);
 }
@@ -485,9 +510,14 @@ void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
         return;
     }
     if (rq->session)
-        pl_session_try_failed(rq);
+        pl_session_try_failed(rq, err);
+    pl_prompt_try_failed(rq);
     if (pl_proxy_may_retry(rq, status)) {
         pl_proxy_retry(rq);
+        return;
+    }
+    if (pl_session_is_delta(rq)) {
+        pl_session_answer_failed(rq);
         return;
     }
     bool timeout = err == PL_ETIMEOUT;
@@ -516,7 +546,7 @@ static void on_request(void *ctx, pl_exchange *x)
         return;
     }
     if (pl_intake_body(rq) == 0 && (!rq->session || pl_session_begin(rq)))
-        decide_and_send(rq);
+        pl_proxy_begin(rq);
 }
 
 /* The client has left a turn of an engine's session: the engine is told, and its answer is read to

@@ -212,11 +212,22 @@ void pl_relay_head(pl_request *rq, const pl_head *head)
 {
     pl_loop *l = rq->loop;
     pl_exchange *x = rq->x;
+    bool doubtful = rq->session && pl_session_doubtful(head->status);
     if (engine_failed(head->status) && pl_proxy_may_retry(rq, head->status)) {
         pl_count(&l->metrics.upstream_failures, 1);
         atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
         pl_proxy_end_try(rq, 0);
+        pl_prompt_try_failed(rq);
+        if (doubtful)
+            pl_session_try_failed(rq, PL_EPROTOCOL);
         pl_proxy_retry(rq);
+        return;
+    }
+    if (doubtful && pl_session_is_delta(rq)) {
+        judge(rq, head->status);
+        pl_proxy_end_try(rq, -1);
+        pl_session_try_failed(rq, PL_EPROTOCOL);
+        pl_session_answer_failed(rq);
         return;
     }
     judge(rq, head->status);
@@ -272,7 +283,10 @@ static void pause_when(pl_request *rq, bool backlog)
 static int on_event(void *ctx, const pl_sse_event *ev)
 {
     pl_request *rq = ctx;
-    bool told = pl_usage_read(ev->data, &rq->usage);
+    /* most events have neither; looking for the words is cheaper than for the members */
+    bool may = memmem(ev->data.p, ev->data.n, "usage", 5) ||
+               memmem(ev->data.p, ev->data.n, "meta_info", 9);
+    bool told = may && pl_usage_read(ev->data, &rq->usage);
     if (pl_session_reply(rq) && ev->data.p)
         pl_reply_event(pl_session_reply(rq), ev->data);
     if (!rq->swallow_usage)
@@ -313,6 +327,19 @@ static void copy_answer(pl_request *rq, const pl_str *slices, int n)
             rq->answer_too_big = true;
 }
 
+/* Events that ended in these bytes: about one for each generated token. */
+static int64_t events_in(const pl_sse_tail *before, const pl_str *slices, int n)
+{
+    int64_t events =
+        before->n && before->last[before->n - 1] == '\n' && slices[0].n && slices[0].p[0] == '\n';
+    for (int i = 0; i < n; i++) {
+        const char *p = slices[i].p, *end = p + slices[i].n;
+        while (p < end && (p = memchr(p, '\n', (size_t)(end - p))) != NULL)
+            events += ++p < end && *p == '\n';
+    }
+    return events;
+}
+
 /* Only the last bytes of a read say where the stream stands. */
 static void feed_tail(pl_request *rq, const pl_str *slices, int n)
 {
@@ -334,6 +361,8 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
     pl_count(&l->metrics.chunks, 1);
     pl_count(&l->metrics.body_bytes_out, bytes);
 
+    if (rq->sse)
+        pl_ticket_output(&rq->ticket, events_in(&rq->tail, slices, n));
     pl_str gathered;
     if (rq->events && !rq->events_unreadable) {
         if (read_events(rq, slices, n) != 0) {

@@ -111,15 +111,13 @@ static void take_hints(pl_request *rq, const pl_wish *w)
         pl_edits_remove(&rq->edits, rq->x->body, rq->scan, PL_MEMBER_NVEXT);
 }
 
-int pl_session_read(pl_request *rq)
+static int read_wish(pl_request *rq)
 {
-    const pl_config *c = &rq->loop->router->config;
-    pl_wish_options o = c->wish;
+    pl_wish_options o = rq->loop->router->config.wish;
     pl_wish w;
     pl_wish_open native = {.streaming = true};
     pl_wish_error e;
     o.trusted = rq->trusted;
-    rq->retention_seconds = rq->pin_instance = rq->pin_rank = -1;
     int rc;
     if (rq->api == PL_API_OPEN_SESSION)
         rc = pl_wish_read_open(&rq->x->arena, rq->x->body, rq->scan, &o, &w, &native, &e);
@@ -131,8 +129,25 @@ int pl_session_read(pl_request *rq)
         return refuse(rq, &e);
     if (rq->api == PL_API_OPEN_SESSION && !w.id.p)
         w.id = made_up_id(rq);
+    if (w.delta && !pl_session_api(rq->api)) {
+        pl_count(&rq->loop->metrics.session_bad, 1);
+        pl_relay_error(rq, 400, "invalid_session", -1,
+                       "this API has no sessions at the engine, which a request that carries only "
+                       "what is new needs: send the whole conversation");
+        return PL_EINVALID;
+    }
     take_hints(rq, &w);
     return w.source == PL_WISH_NONE ? 0 : session_new(rq, &w, &native);
+}
+
+int pl_session_read(pl_request *rq)
+{
+    rq->retention_seconds = rq->pin_instance = rq->pin_rank = -1;
+    rq->ask.req.expected_output_tokens = -1;
+    bool native = rq->api == PL_API_OPEN_SESSION || rq->api == PL_API_CLOSE_SESSION;
+    return native || pl_wish_any(rq->scan, &rq->x->head, &rq->loop->router->config.wish)
+               ? read_wish(rq)
+               : 0;
 }
 
 /* --- the binding --- */
@@ -204,7 +219,8 @@ static int session_fault(pl_request *rq, int kind, double *arg)
     const pl_rq_session *s = rq->session;
     const struct pl_fault fault = {.waited_seconds = rq->ask.req.waited_seconds,
                                    .kind = kind,
-                                   .attempts = rq->attempts,
+                                   .attempts = kind == PL_OPEN_FAILED ? s->opens : rq->attempts,
+                                   .budget_left = rq->loop->retry_tokens >= 1,
                                    .delta = s->wish.delta};
     pl_loop_metrics *m = &rq->loop->metrics;
     pl_count(kind == PL_BOUND_GONE          ? &m->degraded_bound_gone
@@ -213,6 +229,12 @@ static int session_fault(pl_request *rq, int kind, double *arg)
              1);
     rq->loop->vm_used = true;
     return pl_decide_fault(rq->loop->decider, &rq->ask, &fault, arg);
+}
+
+/* The engine has failed a turn that only its session made sense of. */
+void pl_session_answer_failed(pl_request *rq)
+{
+    answer_lost(rq, "was not served by its engine, which has failed");
 }
 
 /* Its worker cannot be had. True: go on, it is to be bound anew; false: answered. */
@@ -231,7 +253,7 @@ bool pl_session_rebind(pl_request *rq)
                            PL_FMT(s->wish.id));
         return false;
     }
-    s->open = rq->ask.wants_open = s->kind == PL_ENGINE_BACKED;
+    s->open = rq->ask.wants_open = s->kind == PL_ENGINE_BACKED && s->ttl_seconds > 0;
     s->label = "rebound";
     return true;
 }
@@ -257,8 +279,14 @@ static bool reconcile(pl_request *rq)
                        "open.");
         return false;
     }
-    if (!s->turn.bound && s->wish.delta && s->wish.action != PL_WISH_OPEN) {
-        answer_lost(rq, "is not open here");
+    if (s->wish.delta && s->wish.action != PL_WISH_OPEN && !s->turn.leased) {
+        if (s->turn.fallback)
+            pl_relay_error(rq, 503, "session_store_unavailable", 1,
+                           "nobody can tell now which engine holds session '%.*s'",
+                           PL_FMT(s->wish.id));
+        else
+            answer_lost(rq, !s->turn.bound ? "is not open here"
+                                           : "is bound to a worker, but not held by its engine");
         return false;
     }
     if (bound_backed && s->wish.action == PL_WISH_BIND) {
@@ -332,7 +360,8 @@ static bool begun(pl_request *rq, int rc)
         return pl_session_rebind(rq);
     /* what the engine's session holds is not known any more, but the whole conversation is here:
      * opened anew it is exact again */
-    if (rq->ask.pin_must && s->turn.history.form == PL_HISTORY_LOST && !s->wish.delta) {
+    if (rq->ask.pin_must && s->turn.history.form == PL_HISTORY_LOST && !s->wish.delta &&
+        s->ttl_seconds > 0) {
         s->open = true;
         s->label = "reopened";
     }
@@ -344,7 +373,7 @@ static void on_begun(pl_turn *t, int rc)
     pl_request *rq = of_turn(t)->rq;
     rq->state = PL_RQ_DECIDING;
     if (begun(rq, rc))
-        pl_proxy_decide(rq);
+        pl_proxy_begin(rq);
 }
 
 bool pl_session_begin(pl_request *rq)
@@ -373,10 +402,24 @@ bool pl_session_wants_open(const pl_request *rq)
     return rq->session && rq->session->open;
 }
 
+/* The engines that only failed to open it may still serve. */
+static void try_them_again(pl_request *rq)
+{
+    int kept = 0;
+    for (int i = 0; i < rq->ask.tried_n; i++)
+        if (rq->session->not_opened & 1u << i)
+            pl_engine_unref(rq->ask.tried[i]->engine);
+        else
+            rq->ask.tried[kept++] = rq->ask.tried[i];
+    rq->ask.tried_n = kept;
+    rq->session->not_opened = 0;
+}
+
 /* Nobody can hold the session, or opening failed for good: without isolation, but bound. */
 static void go_on_without(pl_request *rq)
 {
     pl_rq_session *s = rq->session;
+    try_them_again(rq);
     s->open = rq->ask.wants_open = false;
     s->kind = PL_ROUTER_ONLY;
     s->label = "router_only";
@@ -409,11 +452,11 @@ static bool open_failed(pl_request *rq, int rc)
     pl_rq_session *s = rq->session;
     bool engines_fault = rc == PL_ETIMEOUT || rc == PL_ECONNECT || rc == PL_ERESET ||
                          rc == PL_ERESOLVE || rc == PL_EPROTOCOL;
-    pl_engine_ref(rq->engine);
-    if (rq->ask.tried_n < 8)
+    if (rq->ask.tried_n < 8) {
+        pl_engine_ref(rq->engine);
+        s->not_opened |= (uint8_t)(1u << rq->ask.tried_n);
         rq->ask.tried[rq->ask.tried_n++] = rq->worker;
-    else
-        pl_engine_unref(rq->engine);
+    }
     pl_proxy_end_try(rq, engines_fault ? 0 : -1);
     if (s->turn.fallback) { /* the store is out of reach: nothing can be bound now */
         go_on_without(rq);
@@ -423,21 +466,21 @@ static bool open_failed(pl_request *rq, int rc)
         pl_relay_error(rq, 503, "session_limit", 5, "the router holds as many sessions as it may");
         return false;
     }
-    if (s->opens < 2)
-        return true; /* once more, on another worker */
+    bool other = pl_proxy_another_worker(rq);
+    if (s->opens < 2 && other)
+        return true; /* once more, there */
     double arg;
     int action = session_fault(rq, PL_OPEN_FAILED, &arg);
-    if (action == PL_RETRY && s->opens < 4)
+    if (action == PL_RETRY && other && s->opens < 4 && rq->loop->retry_tokens >= 1) {
+        rq->loop->retry_tokens -= 1;
         return true;
+    }
     if (action == PL_REJECT || rq->api == PL_API_OPEN_SESSION) {
         pl_relay_error(rq, 503, "session_open_failed", arg > 0 ? arg : 1,
                        "session '%.*s' could not be opened on an engine: %s", PL_FMT(s->wish.id),
                        pl_strerror(rc));
         return false;
     }
-    /* the engines that failed to open may still serve */
-    for (; rq->ask.tried_n > 0; rq->ask.tried_n--)
-        pl_engine_unref(rq->ask.tried[rq->ask.tried_n - 1]->engine);
     go_on_without(rq);
     return true;
 }
@@ -447,6 +490,7 @@ static int opened(pl_request *rq, int rc)
 {
     pl_rq_session *s = rq->session;
     s->phase = PHASE_HELD;
+    s->broken &= rc != 0 && rc != PL_EEXISTS; /* another session is bound in its place */
     if (rc == 0) {
         s->open = rq->ask.wants_open = false;
         s->opened = true;
@@ -493,8 +537,8 @@ int pl_session_open(pl_request *rq)
     s->turn.ready = on_opened;
     s->phase = PHASE_OPENING;
     s->opens++;
-    int rc =
-        pl_turn_open(&s->turn, rq->worker, (uint64_t)(s->ttl_seconds * 1e3), s->native.streaming);
+    int rc = pl_turn_open(&s->turn, rq->worker, (uint64_t)ceil(s->ttl_seconds * 1e3),
+                          s->native.streaming);
     if (rc == PL_STORE_PENDING) {
         rq->state = PL_RQ_OPENING;
         return PL_SESSION_PENDING;

@@ -19,15 +19,17 @@ struct pl_rq_session {
     pl_wish wish; /* its strings are in `names` */
     pl_wish_open native;
     pl_rq_phase phase;
-    uint64_t hash;        /* of (tenant, id) */
-    double ttl_seconds;   /* 0: no affinity for this turn */
-    int kind;             /* PL_ROUTER_ONLY, PL_ENGINE_BACKED: what it is, or is to be */
-    bool open;            /* still to be opened on the worker that is chosen */
-    bool opened;          /* by this request */
-    int opens;            /* tried */
-    bool inside;          /* the try under way goes into the engine's session */
-    bool answered_ok;     /* its answer's head was a 2xx */
-    bool ended;           /* its answer came to its end */
+    uint64_t hash;      /* of (tenant, id) */
+    double ttl_seconds; /* 0: no affinity for this turn */
+    int kind;           /* PL_ROUTER_ONLY, PL_ENGINE_BACKED: what it is, or is to be */
+    bool open;          /* still to be opened on the worker that is chosen */
+    bool opened;        /* by this request */
+    int opens;          /* tried */
+    bool inside;        /* the try under way goes into the engine's session */
+    bool answered_ok;   /* its answer's head was a 2xx */
+    bool ended;         /* its answer came to its end */
+    bool broken;        /* an earlier try went into it and was not ended: nobody knows its state */
+    uint8_t not_opened; /* of ask.tried, by bits: the engines that only failed to open it */
     pl_history_plan plan; /* with inside */
     pl_reply *reply;      /* with inside; NULL when out of memory */
     char *sent;           /* the bytes of the try, which outlive the exchange */
@@ -35,5 +37,11 @@ struct pl_rq_session {
     const char *label; /* x-perilune-session; static */
     char names[];
 };
+
+/* The APIs whose requests an engine can put into a session of its own. */
+static inline bool pl_session_api(enum pl_api_kind api)
+{
+    return api == PL_API_CHAT || api == PL_API_COMPLETIONS || api == PL_API_GENERATE;
+}
 
 #endif

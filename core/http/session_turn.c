@@ -6,6 +6,7 @@
  *   pl_session_sent   (relay)   the engine took the request: binds
  *   pl_session_over   (proxy)   gives everything back
  *   pl_session_discard (proxy)  the client has left: the turn is read to its end without it */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,11 +16,6 @@
 #define DISCARD_MS 10000 /* an engine that was told to abort has this long to end the turn */
 
 /* --- what goes to the engine --- */
-
-static bool takes_session_params(enum pl_api_kind api)
-{
-    return api == PL_API_CHAT || api == PL_API_COMPLETIONS || api == PL_API_GENERATE;
-}
 
 static int set_session_params(pl_request *rq, pl_edits *edits)
 {
@@ -80,7 +76,7 @@ int pl_session_edits(pl_request *rq, pl_edits *edits)
         set_tag(rq, edits);
         return 0;
     }
-    if (!takes_session_params(rq->api)) {
+    if (!pl_session_api(rq->api)) {
         s->plan = (pl_history_plan){.how = PL_PLAN_OUTSIDE,
                                     .why = "this API has no sessions at the engine"};
     } else {
@@ -146,8 +142,9 @@ void pl_session_sent(pl_request *rq, int status)
 {
     pl_rq_session *s = rq->session;
     s->answered_ok = status >= 200 && status < 300;
-    bool spilled = rq->ask.pin && rq->ask.pin != rq->worker && rq->ask.pin->engine != NULL &&
-                   s->turn.bound && !s->turn.fallback;
+    free(s->sent); /* the engine has what it wanted of it */
+    s->sent = NULL;
+    bool spilled = rq->ask.pin && rq->ask.pin != rq->worker && s->turn.bound && !s->turn.fallback;
     if (spilled)
         pl_count(&rq->loop->metrics.session_spills, 1);
     if (!s->answered_ok)
@@ -158,7 +155,7 @@ void pl_session_sent(pl_request *rq, int status)
     }
     /* a turn that went elsewhere only because its worker was at its cap leaves the binding */
     bool stays = spilled && rq->decision.spilled;
-    pl_turn_sent(&s->turn, rq->worker, stays ? 0 : (uint64_t)(s->ttl_seconds * 1e3));
+    pl_turn_sent(&s->turn, rq->worker, stays ? 0 : (uint64_t)ceil(s->ttl_seconds * 1e3));
 }
 
 /* --- the end --- */
@@ -189,15 +186,19 @@ static void end_inside(pl_request *rq)
     double least = rq->ask.req.prompt_tokens >= 8 ? 2 : 0;
     pl_reply_state st = pl_reply_judge(s->reply, rq->usage.prompt_tokens, least);
     if (st.poisoned) {
-        pl_log(PL_LOG_WARN, "session_poisoned",
-               "session '%.*s' on %s: the engine's session does not take turns any more; it is "
-               "closed",
-               PL_FMT(s->wish.id), rq->worker->name);
+        static unsigned long seen[2];
+        if (pl_log_allow(seen, 5))
+            pl_log(PL_LOG_WARN, "session_poisoned",
+                   "session '%.*s' on %s: the engine's session does not take turns any more; it is "
+                   "closed",
+                   PL_FMT(s->wish.id), rq->worker->name);
         end(s, PL_TURN_POISONED, NULL, -1);
         return;
     }
-    if (!s->answered_ok) { /* refused before it touched the session */
-        end(s, PL_TURN_FAILED, NULL, -1);
+    if (!s->answered_ok) { /* refused before it touched the session; or it failed, who knows where
+                            */
+        const pl_history lost = {.form = PL_HISTORY_LOST};
+        end(s, PL_TURN_FAILED, pl_session_doubtful(rq->status) ? &lost : NULL, -1);
         return;
     }
     pl_history h = s->turn.history;
@@ -223,7 +224,9 @@ void pl_session_over(pl_request *rq)
         pl_turn_cancel(&s->turn);
         break;
     case PHASE_HELD:
-        if (s->inside && s->ended)
+        if (s->broken)
+            end(s, PL_TURN_POISONED, NULL, -1);
+        else if (s->inside && s->ended)
             end_inside(rq);
         else if (s->inside)
             end(s, PL_TURN_POISONED, NULL, -1); /* it broke off: the engine may be at it still */
@@ -238,12 +241,26 @@ void pl_session_over(pl_request *rq)
     }
 }
 
-void pl_session_try_failed(pl_request *rq)
+/* The engine may have begun the turn: then its session is not to be trusted with another. */
+void pl_session_try_failed(pl_request *rq, int err)
 {
-    /* the engine may have begun the turn: its session is not to be trusted with another */
     pl_rq_session *s = rq->session;
-    if (s->inside && !s->ended && s->phase == PHASE_HELD)
-        s->turn.history.form = PL_HISTORY_LOST;
+    bool never_sent = err == PL_EUNAVAILABLE || err == PL_ECONNECT || err == PL_ERESOLVE;
+    if (!s->inside || s->phase != PHASE_HELD)
+        return;
+    s->inside = false;
+    /* who is told to reopen a session must not meet the old one */
+    s->broken = !never_sent || (s->wish.delta && err != PL_EUNAVAILABLE);
+}
+
+bool pl_session_doubtful(int status)
+{
+    return status >= 500 && status != 501 && status != 503;
+}
+
+bool pl_session_inside(const pl_request *rq)
+{
+    return rq->session && rq->session->inside;
 }
 
 bool pl_session_is_delta(const pl_request *rq)
@@ -274,17 +291,26 @@ bool pl_session_must_discard(const pl_request *rq)
 void pl_session_discarded(pl_request *rq, bool engine_ended)
 {
     const pl_history lost = {.form = PL_HISTORY_LOST};
+    pl_rq_session *s = rq->session;
     pl_count(&rq->loop->metrics.session_discarded, 1);
-    end(rq->session, engine_ended ? PL_TURN_ABORTED : PL_TURN_POISONED, &lost, -1);
+    /* a client may leave as soon as it has read [DONE] */
+    bool complete = engine_ended && s->answered_ok && s->reply &&
+                    pl_reply_judge(s->reply, rq->usage.prompt_tokens, 0).complete;
+    if (complete)
+        end_inside(rq);
+    else
+        end(s, engine_ended ? PL_TURN_ABORTED : PL_TURN_POISONED, &lost, -1);
     pl_proxy_discard_over(rq);
 }
 
 static void on_discard_timeout(pl_timer *t)
 {
     pl_rq_session *s = (pl_rq_session *)((char *)t - offsetof(pl_rq_session, discard_timer));
-    pl_log(PL_LOG_WARN, "session_poisoned",
-           "session '%.*s': the engine has not ended a turn that was aborted; it is closed",
-           PL_FMT(s->wish.id));
+    static unsigned long seen[2];
+    if (pl_log_allow(seen, 5))
+        pl_log(PL_LOG_WARN, "session_poisoned",
+               "session '%.*s': the engine has not ended a turn that was aborted; it is closed",
+               PL_FMT(s->wish.id));
     pl_session_discarded(s->rq, false);
 }
 

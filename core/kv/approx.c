@@ -33,6 +33,7 @@ typedef struct part {
 
 struct pl_approx {
     part parts[PARTS];
+    pl_approx_mem mem;
     pl_clock clock;
     uint64_t start_ns, max_bytes;
     uint32_t slots;
@@ -59,11 +60,16 @@ int pl_approx_new(const pl_approx_options *o, pl_approx **out)
     a->max_bytes = o->max_bytes;
     a->slots = o->slots;
     atomic_init(&a->bytes, sizeof *a + o->slots * sizeof *a->floor);
+    pl_approx_mem_init(&a->mem);
+    pthread_mutexattr_t spins; /* a walk is shorter than a thread's way to sleep and back */
+    pthread_mutexattr_init(&spins);
+    pthread_mutexattr_settype(&spins, PTHREAD_MUTEX_ADAPTIVE_NP);
     for (int i = 0; i < PARTS; i++) {
-        pthread_mutex_init(&a->parts[i].lock, NULL);
-        pl_approx_tree_init(&a->parts[i].tree, o->ttl_ms, a->floor);
+        pthread_mutex_init(&a->parts[i].lock, &spins);
+        pl_approx_tree_init(&a->parts[i].tree, &a->mem, o->ttl_ms, a->floor);
         atomic_init(&a->parts[i].oldest, NEVER);
     }
+    pthread_mutexattr_destroy(&spins);
     *out = a;
     return 0;
 }
@@ -76,6 +82,7 @@ void pl_approx_free(pl_approx *a)
         pl_approx_tree_destroy(&a->parts[i].tree);
         pthread_mutex_destroy(&a->parts[i].lock);
     }
+    pl_approx_mem_destroy(&a->mem);
     free(a->floor);
     free(a);
 }

@@ -35,7 +35,8 @@ typedef struct pl_approx_options {
     pl_clock clock;     /* monotonic; called from every thread */
     uint32_t ttl_ms;    /* 1 .. PL_APPROX_TTL_MAX_MS */
     uint32_t slots;     /* workers have slots 0 .. slots - 1; at most 65535 */
-    uint64_t max_bytes; /* on the heap for all of it, PL_APPROX_MIN_BYTES or more */
+    uint64_t max_bytes; /* for all of it, PL_APPROX_MIN_BYTES or more; beside them up to 64 KiB for
+                           each of 31 sizes of memory are held in reserve */
 } pl_approx_options;
 
 /* PL_EINVALID, PL_ENOMEM. */
@@ -85,7 +86,7 @@ typedef struct pl_approx_stats {
     uint64_t nodes;            /* runs of chunks that are held by the same workers */
     uint64_t chunks;           /* keys kept */
     uint64_t entries;          /* (run, worker), expired ones too until they are found */
-    uint64_t bytes;            /* on the heap for all of it */
+    uint64_t bytes;            /* in use for all of it */
     uint64_t inserted;         /* prompts */
     uint64_t expired, evicted; /* nodes */
     uint64_t corrected;        /* corrections that took something back */

@@ -13,9 +13,7 @@
  * only when its time is not before the latest `since` on the way. */
 #include "kv/approx_tree.h"
 
-#include <malloc.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef pl_approx_tree tree;
@@ -26,24 +24,32 @@ enum { PIECE = 128 }; /* places of the table in a piece */
 
 /* --- memory, counted --- */
 
-static size_t heap_size(void *p)
+static size_t size_of(const void *p)
 {
-    return p ? malloc_usable_size(p) + sizeof(size_t) : 0;
-}
-
-static void *resize(tree *t, void *p, size_t bytes)
-{
-    size_t before = heap_size(p);
-    void *to = realloc(p, bytes);
-    if (to)
-        t->bytes = t->bytes - before + heap_size(to);
-    return to;
+    return p ? pl_approx_mem_size(p) : 0;
 }
 
 static void release(tree *t, void *p)
 {
-    t->bytes -= heap_size(p);
-    free(p);
+    t->bytes -= size_of(p);
+    pl_approx_mem_put(t->mem, p);
+}
+
+/* A piece that fits already stays, unless it has become more than twice as large as needed. */
+static void *resize(tree *t, void *p, size_t bytes)
+{
+    size_t had = size_of(p);
+    if (p && bytes <= had && (bytes > had / 2 || had <= 64))
+        return p;
+    void *to = pl_approx_mem_get(t->mem, bytes);
+    if (!to)
+        return NULL;
+    t->bytes += size_of(to);
+    if (p) {
+        memcpy(to, p, had < bytes ? had : bytes);
+        release(t, p);
+    }
+    return to;
 }
 
 /* --- the table --- */
@@ -244,9 +250,7 @@ static bool holder_touch(tree *t, node *e, uint16_t slot)
         *h = (holder){.since = now, .slot = slot};
         e->holders_n++;
         t->entries++;
-    } else if (dead(t, h)) {
-        h->since = now;
-    }
+    } /* one that was dead: so is, then, all that it was sent below, which is no younger */
     h->time = now;
     return true;
 }
@@ -294,7 +298,7 @@ static bool append_keys(tree *t, node *e, const uint64_t *keys, uint32_t n)
     uint32_t all = e->n + n;
     if (all > 2) {
         bool inside = !e->keys;
-        if (inside || malloc_usable_size(e->keys) < all * sizeof *keys) {
+        if (inside || size_of(e->keys) < all * sizeof *keys) {
             uint64_t *to = resize(t, e->keys, (inside ? all : all + e->n / 4) * sizeof *keys);
             if (!to)
                 return false;
@@ -571,9 +575,9 @@ bool pl_approx_tree_forget(tree *t, const uint64_t *keys, size_t n, uint16_t slo
     return took;
 }
 
-void pl_approx_tree_init(tree *t, uint32_t ttl, const _Atomic uint64_t *floor)
+void pl_approx_tree_init(tree *t, pl_approx_mem *mem, uint32_t ttl, const _Atomic uint64_t *floor)
 {
-    *t = (tree){.ttl = ttl, .floor = floor};
+    *t = (tree){.mem = mem, .ttl = ttl, .floor = floor};
 }
 
 void pl_approx_tree_destroy(tree *t)

@@ -7,6 +7,7 @@
 #define PL_APPROX_TREE_H
 
 #include "kv/approx.h"
+#include "kv/approx_mem.h"
 
 typedef struct pl_approx_holder {
     uint32_t time;  /* of the last insertion */
@@ -18,18 +19,19 @@ typedef struct pl_approx_holder {
  * recently, and is nearer to `newest`. */
 typedef struct pl_approx_node {
     uint64_t first, last; /* keys of the run */
-    uint64_t *keys;       /* all of them, on the heap; NULL when there are only one or two */
+    uint64_t *keys;       /* all of them, not in the node; NULL when there are only one or two */
     struct pl_approx_node *parent, *chain, *newer, *older;
     uint32_t n, children;
     uint32_t time; /* of the last insertion by anyone */
     uint16_t holders_n, holders_cap;
     union {
         pl_approx_holder one;   /* holders_cap is 1 */
-        pl_approx_holder *many; /* on the heap */
+        pl_approx_holder *many; /* not in the node */
     } h;                        /* by slot */
 } pl_approx_node;
 
 typedef struct pl_approx_tree {
+    pl_approx_mem *mem;      /* shared by the parts */
     pl_approx_node ***table; /* pieces of the table: first key -> node; it grows by one place a time
                               */
     uint32_t pieces, buckets, mask;
@@ -40,7 +42,8 @@ typedef struct pl_approx_tree {
     uint64_t nodes, chunks, entries, bytes;
 } pl_approx_tree;
 
-void pl_approx_tree_init(pl_approx_tree *t, uint32_t ttl, const _Atomic uint64_t *floor);
+void pl_approx_tree_init(pl_approx_tree *t, pl_approx_mem *mem, uint32_t ttl,
+                         const _Atomic uint64_t *floor);
 void pl_approx_tree_destroy(pl_approx_tree *t);
 
 /* All of these see the time as t->tick. */

@@ -1,5 +1,5 @@
-/* Block hashes: see block_hash.h. Not wired to requests yet: the tests and bench_hash are its only
- * callers. Pure functions for any thread; the caller owns every array.
+/* Block hashes: see block_hash.h. Called by apply.c (events), the tests and bench_hash. Pure
+ * functions for any thread; the caller owns every array.
  *
  * XXH3 comes from the distribution's xxhash.h, compiled into this file: a use of the header as its
  * BSD-2-Clause licence allows it, with no line of it in this repository (who passes on a binary
@@ -111,6 +111,10 @@ int64_t pl_block_hash(const pl_block_space *s, const uint32_t *tokens, size_t n,
         hash_all(s, tokens, 16, 17 * sizeof *tokens, count, local, seq);
     else if (s->window_tokens == 32 && s->block_tokens == 32)
         hash_all(s, tokens, 32, 32 * sizeof *tokens, count, local, seq);
+    else if (s->block_tokens == 1 && s->window_tokens == 1)
+        hash_all(s, tokens, 1, 1 * sizeof *tokens, count, local, seq);
+    else if (s->block_tokens == 1)
+        hash_all(s, tokens, 1, 2 * sizeof *tokens, count, local, seq);
     else
         hash_all(s, tokens, s->block_tokens, s->window_tokens * sizeof *tokens, count, local, seq);
     return (int64_t)count;

@@ -3,8 +3,8 @@
  * know where the block stands) and a chain over local hashes (the sequence hash, which names a
  * whole prefix). A tail that does not fill a block has no hash.
  *
- * Nothing in the router calls these yet; the index and the compatible API are to. Functions are
- * pure: nothing is allocated, locked or kept, any thread may call them on data of its own. */
+ * Called by apply.c for what engines publish; requests are not hashed yet. Functions are pure:
+ * nothing is allocated, locked or kept, any thread may call them on data of its own. */
 #ifndef PL_BLOCK_HASH_H
 #define PL_BLOCK_HASH_H
 

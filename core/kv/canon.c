@@ -46,9 +46,9 @@ void pl_kv_canon_put(pl_kv_canon *c, const char *p, size_t n)
         n -= more;
         c->fill = 0;
     }
-    if (c->chunk == PL_CANON_CHUNK) /* with the length a constant the hash is a straight line */
-        for (; n >= PL_CANON_CHUNK; p += PL_CANON_CHUNK, n -= PL_CANON_CHUNK)
-            chunk_done(c, XXH3_64bits(p, PL_CANON_CHUNK));
+    if (c->chunk == PL_KV_CANON_CHUNK) /* with the length a constant the hash is a straight line */
+        for (; n >= PL_KV_CANON_CHUNK; p += PL_KV_CANON_CHUNK, n -= PL_KV_CANON_CHUNK)
+            chunk_done(c, XXH3_64bits(p, PL_KV_CANON_CHUNK));
     for (; n >= c->chunk; p += c->chunk, n -= c->chunk)
         chunk_done(c, XXH3_64bits(p, c->chunk));
     if (n) {
@@ -140,8 +140,8 @@ static bool carries(pl_str key, bool escaped)
 static void attachment(pl_kv_canon *c, pl_str raw)
 {
     uint64_t hash = XXH3_64bits(raw.p, raw.n), x = hash;
-    pl_kv_canon_put_tag(c, PL_CANON_ATTACHMENT);
-    size_t n = raw.n < PL_CANON_ATTACHMENT_MAX ? raw.n : PL_CANON_ATTACHMENT_MAX;
+    pl_kv_canon_put_tag(c, PL_KV_CANON_ATTACHMENT);
+    size_t n = raw.n < PL_KV_CANON_ATTACHMENT_MAX ? raw.n : PL_KV_CANON_ATTACHMENT_MAX;
     for (n -= n % sizeof x; n > sizeof x; n -= sizeof x) {
         pl_kv_canon_put(c, (const char *)&x, sizeof x);
         x = pl_kv_canon_link(x, hash);
@@ -154,7 +154,7 @@ static void string_value(pl_kv_canon *c, const pl_member *m, bool carrier)
         attachment(c, m->raw);
         return;
     }
-    pl_kv_canon_put_tag(c, PL_CANON_STRING);
+    pl_kv_canon_put_tag(c, PL_KV_CANON_STRING);
     pl_kv_canon_string(c, m->raw, m->escaped);
 }
 
@@ -176,13 +176,13 @@ void pl_kv_canon_value(pl_kv_canon *c, pl_str raw)
             break;
         case '{':
         case '[':
-            pl_kv_canon_put_tag(c, PL_CANON_OPEN);
+            pl_kv_canon_put_tag(c, PL_KV_CANON_OPEN);
             if (*p++ == '[')
                 pl_kv_canon_put(c, "[", 1);
             break;
         case '}':
         case ']':
-            pl_kv_canon_put_tag(c, PL_CANON_CLOSE);
+            pl_kv_canon_put_tag(c, PL_KV_CANON_CLOSE);
             carrier = false;
             p++;
             break;
@@ -205,13 +205,13 @@ void pl_kv_canon_value(pl_kv_canon *c, pl_str raw)
                 break;
             }
             carrier = carries(m.raw, m.escaped);
-            pl_kv_canon_put_tag(c, PL_CANON_KEY);
+            pl_kv_canon_put_tag(c, PL_KV_CANON_KEY);
             pl_kv_canon_string(c, m.raw, m.escaped);
             break;
         default:
             while (p < end && !strchr(" \n\t\r,:{}[]\"", *p))
                 p++;
-            pl_kv_canon_put_tag(c, PL_CANON_SCALAR);
+            pl_kv_canon_put_tag(c, PL_KV_CANON_SCALAR);
             pl_kv_canon_put(c, start, (size_t)(p - start));
             carrier = false;
             if (p == start) /* a NUL byte, which strchr finds */
@@ -228,7 +228,7 @@ static void member(pl_kv_canon *c, const pl_json_name *name, const pl_member *m)
     pl_str key = {name->raw.p - 1, name->raw.n + 2};
     if (m->type == PL_JSON_NULL || ignored(key, name->escaped))
         return;
-    pl_kv_canon_put_tag(c, PL_CANON_KEY);
+    pl_kv_canon_put_tag(c, PL_KV_CANON_KEY);
     pl_kv_canon_string(c, key, name->escaped);
     if (m->type == PL_JSON_STRING)
         string_value(c, m, carries(key, name->escaped));
@@ -238,7 +238,7 @@ static void member(pl_kv_canon *c, const pl_json_name *name, const pl_member *m)
 
 static void text(pl_kv_canon *c, const pl_member *m)
 {
-    pl_kv_canon_put_tag(c, PL_CANON_TEXT);
+    pl_kv_canon_put_tag(c, PL_KV_CANON_TEXT);
     pl_kv_canon_string(c, m->raw, m->escaped);
 }
 
@@ -312,7 +312,7 @@ void pl_kv_canon_message(pl_kv_canon *c, pl_json *j)
     pl_member role = {0}, called = {0}, content = {0}, m;
     pl_json_name name, called_name = {{NULL, 0}, false};
     size_t n = 0;
-    pl_kv_canon_put_tag(c, PL_CANON_MESSAGE);
+    pl_kv_canon_put_tag(c, PL_KV_CANON_MESSAGE);
     j->p = space(j->p, j->end);
     if (j->p == j->end || *j->p != '{') {
         if (pl_json_value(j, &m) == 0)
@@ -354,7 +354,7 @@ void pl_kv_canon_message(pl_kv_canon *c, pl_json *j)
 
 void pl_kv_canon_said(pl_kv_canon *c, pl_str role, const pl_member *content)
 {
-    pl_kv_canon_put_tag(c, PL_CANON_MESSAGE);
+    pl_kv_canon_put_tag(c, PL_KV_CANON_MESSAGE);
     pl_kv_canon_put(c, role.p, role.n);
     content_value(c, content);
 }

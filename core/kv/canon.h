@@ -11,8 +11,8 @@
  *
  * Pure; the caller owns the pl_kv_canon. JSON passed in is valid (pl_scan_body has accepted it);
  * text that is not is read as far as it makes sense, within its bounds. */
-#ifndef PL_CANON_H
-#define PL_CANON_H
+#ifndef PL_KV_CANON_H
+#define PL_KV_CANON_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,21 +20,22 @@
 
 #include "http/json.h"
 
-#define PL_CANON_CHUNK          128 /* bytes; the default, and the fastest */
-#define PL_CANON_CHUNK_MIN      64
-#define PL_CANON_CHUNK_MAX      4096
-#define PL_CANON_ATTACHMENT_MAX 4096 /* bytes of the stream that one takes */
-#define PL_CANON_SLACK          64 /* a stream is longer than its JSON by at most this, odd shapes aside */
+#define PL_KV_CANON_CHUNK          128 /* bytes; the default, and the fastest */
+#define PL_KV_CANON_CHUNK_MIN      64
+#define PL_KV_CANON_CHUNK_MAX      4096
+#define PL_KV_CANON_ATTACHMENT_MAX 4096 /* bytes of the stream that one takes */
+#define PL_KV_CANON_SLACK                                                                          \
+    64 /* a stream is longer than its JSON by at most this, odd shapes aside */
 
 typedef enum pl_kv_canon_tag {
-    PL_CANON_ATTACHMENT = 0xf8,
-    PL_CANON_SCALAR,
-    PL_CANON_CLOSE,
-    PL_CANON_OPEN, /* of an object or a list */
-    PL_CANON_KEY,
-    PL_CANON_STRING,
-    PL_CANON_TEXT,
-    PL_CANON_MESSAGE
+    PL_KV_CANON_ATTACHMENT = 0xf8,
+    PL_KV_CANON_SCALAR,
+    PL_KV_CANON_CLOSE,
+    PL_KV_CANON_OPEN, /* of an object or a list */
+    PL_KV_CANON_KEY,
+    PL_KV_CANON_STRING,
+    PL_KV_CANON_TEXT,
+    PL_KV_CANON_MESSAGE
 } pl_kv_canon_tag;
 
 typedef struct pl_kv_canon {
@@ -43,7 +44,7 @@ typedef struct pl_kv_canon {
     uint64_t *keys; /* keys[i]: chain after chunk i */
     size_t n, cap;
     uint32_t chunk, fill; /* fill: bytes in carry */
-    char carry[PL_CANON_CHUNK_MAX];
+    char carry[PL_KV_CANON_CHUNK_MAX];
 } pl_kv_canon;
 
 /* keys: room for cap; what is behind cap chunks is counted in bytes and digest, but has no key. */

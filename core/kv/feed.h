@@ -47,7 +47,9 @@ typedef struct pl_feed pl_feed;
 
 typedef struct pl_feed_limits {
     size_t message_bytes;   /* of one frame; a larger one ends the connection */
-    int receive_messages;   /* that ZeroMQ keeps for us, per connection */
+    int receive_messages;   /* that ZeroMQ reads ahead for us, per connection */
+    int answer_messages;    /* the same of a replay: what an engine cannot pass on it drops */
+    size_t answer_bytes;    /* of one replay or snapshot; more is a flood */
     size_t held_bytes;      /* kept while replays run, of all streams together */
     int asks;               /* replays and snapshots that run at once */
     size_t snapshot_blocks; /* in one snapshot */
@@ -55,7 +57,8 @@ typedef struct pl_feed_limits {
 } pl_feed_limits;
 #define PL_FEED_LIMITS                                                                             \
     {                                                                                              \
-        .message_bytes = 32u << 20, .receive_messages = 4096, .held_bytes = 64u << 20, .asks = 8,  \
+        .message_bytes = 16u << 20, .receive_messages = 128, .answer_messages = 2000,              \
+        .answer_bytes = (size_t)2 << 30, .held_bytes = 64u << 20, .asks = 8,                       \
         .snapshot_blocks = 4u << 20, .ingest_bytes = 64u << 20                                     \
     }
 
@@ -131,6 +134,7 @@ typedef struct pl_feed_stats {
     bool nothing_indexed;      /* stores came, and not one block of them could be indexed */
     bool has_seq;              /* last_seq means something */
     uint64_t last_seq;         /* applied last */
+    uint32_t block_tokens;     /* of its blocks; 0: not known yet */
     double lag_seconds;        /* between the engine's clock and ours, last batch; -1: not known */
     double last_event_seconds; /* since the last batch; -1: none came */
     uint64_t held_batches, held_bytes, held_dropped; /* while a replay runs; for want of room */
@@ -140,7 +144,7 @@ typedef struct pl_feed_stats {
     uint64_t floods, disconnects;
     pl_apply_counts counts;
     char error[128];    /* why nothing is received; empty: nothing is wrong */
-    char endpoint[128]; /* as bound or connected; empty: not yet, or over HTTP only */
+    char endpoint[256]; /* as bound or connected; empty: not yet, or over HTTP only */
 } pl_feed_stats;
 
 /* PL_ENOTFOUND when the slot has no source. Never waits for the thread's work. */

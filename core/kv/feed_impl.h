@@ -15,7 +15,10 @@ enum {
     PL_FEED_SLICE_MESSAGES = 64, /* of one socket before the others have their turn */
     PL_FEED_FRAMES_MAX = 6       /* of a message; more make it malformed */
 };
-#define PL_FEED_RETRY_NS (5 * PL_TRUST_S) /* to open a socket that could not be opened */
+/* ZeroMQ gives a connection up for good when its peer broke the protocol: this long after it ended
+ * without a word of another try, a new socket is opened. */
+#define PL_FEED_GIVEN_UP_NS (PL_TRUST_S / 2)
+#define PL_FEED_RETRY_NS    (5 * PL_TRUST_S) /* to open a socket that could not be opened */
 
 typedef struct pl_feed_stream pl_feed_stream;
 typedef struct pl_feed_link pl_feed_link;
@@ -43,11 +46,13 @@ typedef struct pl_feed_socket {
 struct pl_feed_link {
     bool bind;
     char endpoint[256];
-    char actual[128]; /* with the port that was given to it */
+    char actual[256]; /* with the port that was given to it */
     pl_feed_socket *sub, *monitor;
     pl_feed_stream *streams;
     pl_feed_link *next;
     bool connected;
+    uint64_t lost_at; /* the connection ended then; 0: it did not */
+    bool retrying;    /* ZeroMQ says that it connects again */
 };
 
 /* A message's frames. */
@@ -98,7 +103,8 @@ struct pl_feed_stream {
     bool shut; /* nothing is received: it is cut off */
     bool wants_ask;
     pl_feed_socket *ask;
-    uint64_t *names; /* of a snapshot that arrives */
+    uint64_t answer_bytes; /* of what was asked for, so far */
+    uint64_t *names;       /* of a snapshot that arrives */
     size_t names_n, names_cap;
     uint64_t snapshot_resume, snapshot_count;
     bool snapshot_headed;

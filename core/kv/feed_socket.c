@@ -122,7 +122,10 @@ static pl_feed_socket *open_monitor(pl_feed *f, pl_feed_link *l)
     char address[64];
     snprintf(address, sizeof address, "inproc://monitor-%llu", (unsigned long long)f->monitors++);
     if (zmq_socket_monitor(l->sub->z, address,
-                           ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED))
+                           ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED |
+                               ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+                               ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL |
+                               ZMQ_EVENT_HANDSHAKE_FAILED_AUTH | ZMQ_EVENT_CONNECT_RETRIED))
         return NULL;
     pl_feed_socket *k = open_socket(f, PL_FEED_MONITOR, ZMQ_PAIR);
     if (!k)
@@ -204,7 +207,8 @@ int pl_feed_link_open(pl_feed *f, pl_feed_stream *s)
             free_link(f, l);
         return PL_EIO;
     }
-    s->error[0] = 0;
+    if (l->bind) /* a connection shows only later whether it is one */
+        s->error[0] = 0;
     s->link = l;
     s->next_in_link = l->streams;
     l->streams = s;
@@ -249,7 +253,7 @@ int pl_feed_ask_open(pl_feed *f, pl_feed_stream *s)
     for (int i = 0; i < 8; i++)
         from[i] = (uint8_t)(s->trust.ask_from >> 8 * (7 - i));
     /* a ROUTER drops what its peer does not take: let there be room */
-    if (set(k->z, ZMQ_RCVHWM, 100000) || zmq_connect(k->z, endpoint) ||
+    if (set(k->z, ZMQ_RCVHWM, f->limits.answer_messages) || zmq_connect(k->z, endpoint) ||
         send_frame(k->z, "", 0, true) ||
         (replay ? send_frame(k->z, from, sizeof from, false)
                 : send_frame(k->z, "snapshot-v1", 11, false))) {
@@ -305,9 +309,16 @@ static void on_monitor(pl_feed *f, pl_feed_link *l, pl_feed_frames *fr)
     uint16_t event = 0;
     if (fr->n && zmq_msg_size(&fr->part[0]) >= sizeof event)
         memcpy(&event, zmq_msg_data(&fr->part[0]), sizeof event);
+    if (event == ZMQ_EVENT_CONNECT_RETRIED) {
+        l->retrying = true;
+        return;
+    }
+    bool was = l->connected;
     l->connected = event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
+    l->lost_at = l->connected ? 0 : pl_feed_now(f);
+    l->retrying = false;
     /* of several engines on one address it cannot be told which one it was */
-    if (l->bind && l->streams && l->streams->next_in_link)
+    if ((l->bind && l->streams && l->streams->next_in_link) || (!was && !l->connected))
         return;
     for (pl_feed_stream *s = l->streams; s; s = s->next_in_link)
         pl_feed_stream_connected(f, s, l->connected);

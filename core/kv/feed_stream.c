@@ -125,17 +125,23 @@ static void act(pl_feed *f, pl_feed_stream *s, unsigned what, zmq_msg_t *payload
 /* Asks now, or when another has ended: then the tick finds it. */
 static void ask(pl_feed *f, pl_feed_stream *s)
 {
-    if (s->ask || f->asks >= f->limits.asks) {
-        s->wants_ask = s->ask == NULL;
+    stop_asking(f, s);
+    if (f->asks >= f->limits.asks) {
+        s->wants_ask = true;
         return;
     }
-    s->wants_ask = false;
+    uint64_t now = pl_feed_now(f);
     if (pl_feed_ask_open(f, s)) {
-        s->wants_ask = true; /* for want of descriptors or memory: the tick tries again */
+        if (pl_log_allow(s->log_state, 2))
+            pl_log(PL_LOG_WARN, "kv_stream", "no replay can be asked of %s/%d: %s",
+                   s->origin->engine, s->rank, zmq_strerror(zmq_errno()));
+        pl_trust_asked(&s->trust, now);
+        act(f, s, pl_trust_ask_failed(&s->trust, now), NULL, NO_SEQ, 0);
         return;
     }
     f->asks++;
-    pl_trust_asked(&s->trust, pl_feed_now(f));
+    s->answer_bytes = 0;
+    pl_trust_asked(&s->trust, now);
 }
 
 /* The first batch that is held is looked at until none is left or one has to wait. */
@@ -450,7 +456,11 @@ void pl_feed_stream_answer(pl_feed *f, pl_feed_stream *s, pl_feed_frames *fr)
 {
     uint64_t now = pl_feed_now(f), seq;
     int first = fr->n > 0 && frame(fr, 0).n == 0 ? 1 : 0, n = fr->n - first;
-    if (s->trust.ask == PL_ASK_SNAPSHOT) {
+    for (int i = 0; i < fr->n; i++)
+        s->answer_bytes += zmq_msg_size(&fr->part[i]);
+    if (s->answer_bytes > f->limits.answer_bytes) {
+        act_only(f, s, pl_trust_flood(&s->trust, now));
+    } else if (s->trust.ask == PL_ASK_SNAPSHOT) {
         int rc = fr->too_many || n != 2
                      ? PL_EPROTOCOL
                      : take_snapshot(f, s, frame(fr, first), frame(fr, first + 1));
@@ -484,6 +494,7 @@ void pl_feed_stream_connected(pl_feed *f, pl_feed_stream *s, bool connected)
 {
     uint64_t now = pl_feed_now(f);
     if (connected) {
+        s->error[0] = 0;
         act_only(f, s, pl_trust_connected(&s->trust, now));
     } else {
         s->disconnects++;
@@ -496,12 +507,18 @@ void pl_feed_stream_tick(pl_feed *f, pl_feed_stream *s)
 {
     uint64_t now = pl_feed_now(f), used = 0;
     const pl_feed_origin *o = s->origin;
+    const pl_feed_link *l = s->link;
+    if (l && !l->bind && l->lost_at && !l->retrying && now - l->lost_at >= PL_FEED_GIVEN_UP_NS) {
+        pl_feed_link_close(f, s);
+        snprintf(s->error, sizeof s->error,
+                 "the connection was given up: a frame too large, or no ZeroMQ publisher there");
+        pl_log(PL_LOG_WARN, "kv_stream", "KV events of %s/%d: %s", o->engine, s->rank, s->error);
+        s->retry_at = now + PL_TRUST_S;
+        malformed(f, s);
+    }
     if (!s->link && !s->shut && o->mode != PL_FEED_INGEST && now >= s->retry_at) {
         if (pl_feed_link_open(f, s))
             s->retry_at = now + PL_FEED_RETRY_NS;
-        else
-            pl_log(PL_LOG_INFO, "kv_stream", "KV events of %s/%d can be received now", o->engine,
-                   s->rank);
     }
     if (s->wants_ask && s->trust.ask != PL_ASK_NOTHING)
         ask(f, s);
@@ -531,6 +548,7 @@ static void fill(const pl_feed_stream *s, int rank, pl_feed_stats *st)
         .nothing_indexed = c->stores > 0 && c->stored == 0,
         .has_seq = t->known && t->next > 0,
         .last_seq = t->known && t->next > 0 ? t->next - 1 : 0,
+        .block_tokens = o->target.block_tokens,
         .lag_seconds = s->lag,
         .held_batches = s->held_n,
         .held_bytes = s->held_bytes,

@@ -26,7 +26,7 @@ enum { PL_TIERS = 4 };
 enum { PL_INDEX_SPACE_NAME_MAX = 4096 }; /* bytes of a space's model, LoRA and salt */
 
 typedef struct pl_index_options {
-    uint64_t max_bytes; /* the cap on all of it; above it the least recently matched go first */
+    uint64_t max_bytes; /* the cap on all of it, 0: none; near it the least recently matched go */
 } pl_index_options;
 
 int pl_index_new(const pl_index_options *o, pl_index **out);
@@ -44,22 +44,41 @@ pl_index_space pl_index_space_find(const pl_index *ix, pl_str model, uint32_t bl
 
 /* Worker `slot` has stored n blocks in a tier: local[i] under engine[i], one after the other,
  * behind the block that it calls *parent (NULL: from the start). PL_ENOTFOUND: that parent is
- * unknown (nothing changed); PL_ELIMIT: the cap is reached and nothing could be evicted; PL_ENOMEM.
- */
+ * unknown (nothing changed); PL_ELIMIT: the cap is reached and nothing could be evicted (nothing
+ * stored); PL_ENOMEM (perhaps the first blocks stored); PL_EINVALID: no such slot, tier or space.
+ *
+ * A name that is stored again for the same block is one more copy and takes one more removal; for
+ * another block it leaves the first. Two names of a worker for one block keep it until both are
+ * removed. What lies behind a hole stays known and counts again once the hole is filled. An evicted
+ * block is as unknown to later events as one that was never stored. */
 int pl_index_store(pl_index *ix, pl_index_space space, int slot, pl_tier tier,
                    const uint64_t *parent, const uint64_t *engine, const uint64_t *local, size_t n);
 /* It has dropped them from that tier. Returns how many were known. */
 size_t pl_index_remove(pl_index *ix, int slot, pl_tier tier, const uint64_t *engine, size_t n);
+/* The space in which the block lies that the worker has under that name; 0: it has none. */
+pl_index_space pl_index_space_of(const pl_index *ix, int slot, uint64_t engine);
+/* It has stored these blocks, which it has under that name in whatever tier, in `tier` too: what
+ * store would do with their hashes, so a name that is in `tier` already gets one more copy. Names
+ * that it has in no tier are left out. Returns how many were not (fewer when the cap is reached or
+ * out of memory: the first ones). */
+size_t pl_index_also(pl_index *ix, int slot, pl_tier tier, const uint64_t *engine, size_t n);
+/* It has at most the blocks of these names, in any order: drops all others from all tiers. A name
+ * that stays is in the tiers where it was, with one copy in each: lists name what is there once,
+ * and a removal that was missed must not leave a copy for good. Returns how many entries that were.
+ * Readers see the drop run by run, never less than what stays. */
+size_t pl_index_keep(pl_index *ix, int slot, const uint64_t *engine, size_t n);
 /* It has nothing any more (tier -1: in no tier). Bounded time for the caller; what is left to free
  * is freed by later calls of the writer. */
 void pl_index_clear(pl_index *ix, int slot, int tier);
-/* A slice of the work that clear and eviction left. True when there is more. */
+/* A slice (well below a millisecond) of the work that clear and eviction left. True when there is
+ * more. Call it when there is nothing else to do; stores and removals do a little of it, too. */
 bool pl_index_maintain(pl_index *ix);
 
 /* --- readers: any thread, registered once --- */
 
 typedef struct pl_index_reader pl_index_reader;
-pl_index_reader *pl_index_reader_new(pl_index *ix); /* NULL: out of memory */
+/* For one thread at a time. NULL: out of memory, or more than 1024 at once. */
+pl_index_reader *pl_index_reader_new(pl_index *ix);
 void pl_index_reader_free(pl_index_reader *r);
 
 /* How much of the prompt a worker holds: blocks[t] counts the blocks from the start that lie in
@@ -77,8 +96,8 @@ int pl_index_match(pl_index_reader *r, pl_index_space space, const uint64_t *loc
 
 /* --- figures; any thread --- */
 typedef struct pl_index_stats {
-    uint64_t spaces, blocks, entries; /* entries: (block, worker, tier) */
-    uint64_t bytes;
+    uint64_t spaces, blocks, entries; /* blocks that are kept; (block, worker, tier) */
+    uint64_t bytes;                   /* of the heap, with what waits to be freed */
     uint64_t stored, removed, duplicates, unknown_parents, unknown_removals, evicted;
 } pl_index_stats;
 void pl_index_stats_of(const pl_index *ix, pl_index_stats *out);

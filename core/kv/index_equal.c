@@ -4,6 +4,8 @@
 
 #include "kv/index_impl.h"
 
+enum { AHEAD = 64 }; /* words of the index that are fetched in advance */
+
 typedef size_t equal_fn(const uint64_t *a, const uint64_t *b, size_t n);
 
 static size_t equal_plain(const uint64_t *a, const uint64_t *b, size_t n)
@@ -25,6 +27,7 @@ __attribute__((target("avx2"))) static size_t equal_avx2(const uint64_t *a, cons
 {
     size_t i = 0;
     for (; i + 8 <= n; i += 8) {
+        __builtin_prefetch(a + i + AHEAD);
         __m256i x = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(a + i)),
                                      _mm256_loadu_si256((const __m256i *)(b + i)));
         __m256i y = _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)(a + i + 4)),
@@ -43,6 +46,7 @@ __attribute__((target("avx512f,bmi"))) static size_t equal_avx512(const uint64_t
 {
     size_t i = 0;
     for (; i + 8 <= n; i += 8) {
+        __builtin_prefetch(a + i + AHEAD);
         __mmask8 differ = _mm512_cmpneq_epu64_mask(_mm512_loadu_si512((const void *)(a + i)),
                                                    _mm512_loadu_si512((const void *)(b + i)));
         if (differ)

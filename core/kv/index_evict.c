@@ -18,7 +18,7 @@ enum {
     NAME_BYTES = 21,    /* a name in a map, with the room beside it */
     BLOCK_BYTES = 64,   /* room that a store asks for, each block: more than it takes */
     STORE_BYTES = 4096, /* and each call */
-    EPISODES = 4,
+    EPISODES = 16,      /* of a store that finds no room, at most */
 };
 
 /* --- past lives --- */
@@ -84,13 +84,12 @@ static void uncount(pl_index *ix, uint32_t run)
     }
 }
 
+/* The hand goes down from behind the last run to the first, 1. */
 static void condemn_some(pl_index *ix, uint32_t *work)
 {
     uint32_t now = atomic_load_explicit(&ix->tick, memory_order_relaxed);
-    for (; ix->evict.hand > 0 && *work && ix->evict.found < ix->evict.goal; --*work) {
+    for (; ix->evict.hand > 1 && *work && ix->evict.found < ix->evict.goal; --*work) {
         uint32_t id = --ix->evict.hand;
-        if (id >= ix->dir_n)
-            ix->evict.hand = id = ix->dir_n - 1;
         pl_ix_dir *d = &ix->dir[id];
         if (!d->run || d->children ||
             now - atomic_load_explicit(&d->run->seen, memory_order_relaxed) < ix->evict.min_age)
@@ -119,7 +118,7 @@ static bool sweep_map(pl_index *ix, pl_ix_holder *h, uint32_t *work)
         pl_ix_forget(ix, h, run, at);
     }
     h->cursor = 0;
-    pl_ix_map_shrink(ix, &h->names);
+    pl_ix_map_shrink(ix, &h->names, 10); /* what was swept shall count */
     return true;
 }
 
@@ -137,7 +136,7 @@ bool pl_ix_evict_step(pl_index *ix, uint32_t work)
 {
     if (ix->evict.phase == PL_IX_CONDEMN) {
         condemn_some(ix, &work);
-        if (ix->evict.found < ix->evict.goal && ix->evict.hand > 0)
+        if (ix->evict.found < ix->evict.goal && ix->evict.hand > 1)
             return true;
         if (ix->evict.found < ix->evict.goal && ix->evict.min_age > 0) {
             ix->evict.min_age /= 2;
@@ -156,27 +155,33 @@ bool pl_ix_evict_step(pl_index *ix, uint32_t work)
     return ix->evict.phase != PL_IX_IDLE;
 }
 
+/* What a store may take at most. A map that grows is there twice for a moment. */
+static uint64_t room_for(const pl_ix_map *names, size_t n)
+{
+    static const pl_ix_map none;
+    return n * BLOCK_BYTES + STORE_BYTES + pl_ix_map_growth(names ? names : &none, n);
+}
+
 int pl_ix_evict_room(pl_index *ix, const pl_ix_map *names, size_t n)
 {
     uint64_t max = ix->max_bytes, soft = max - max / 16;
-    size_t room = n * BLOCK_BYTES + STORE_BYTES;
-    if (pl_ix_get(&ix->bytes) + room <= soft && ix->evict.phase == PL_IX_IDLE)
-        return 0; /* and a map that grows takes less than the sixteenth, or is found out below */
-    static const pl_ix_map none;
-    room += pl_ix_map_growth(names ? names : &none, n);
-    if (ix->evict.phase == PL_IX_IDLE)
-        begin(ix, max / 16 + room);
-    pl_ix_evict_step(ix, (uint32_t)(n < 4096 ? n : 4096) * 16 + 64);
-    for (int i = 0; pl_ix_get(&ix->bytes) + room > max; i++) {
-        if (i == EPISODES)
-            return PL_ELIMIT;
+    if (ix->evict.phase == PL_IX_IDLE) {
+        if (pl_ix_get(&ix->bytes) + room_for(names, n) <= soft)
+            return 0;
+        begin(ix, max / 16 + n * BLOCK_BYTES);
+    }
+    pl_ix_evict_step(ix, (uint32_t)(n < 4096 ? n : 4096) * 32 + 64);
+    /* fewer names may also mean that the map need not grow */
+    for (int i = 0; pl_ix_get(&ix->bytes) + room_for(names, n) > max; i++) {
         if (ix->evict.phase == PL_IX_IDLE)
-            begin(ix, max / 16 + room);
+            begin(ix, max / 16 + n * BLOCK_BYTES);
         while (pl_ix_sweep_past(ix, UINT32_MAX))
             ;
         while (pl_ix_evict_step(ix, UINT32_MAX))
             ;
         pl_ix_reclaim(ix);
+        if (i == EPISODES)
+            return PL_ELIMIT;
     }
     return 0;
 }

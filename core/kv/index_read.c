@@ -57,45 +57,68 @@ static inline bool past_life(const walk *w, pl_ix_holder_id h)
                                                   memory_order_relaxed) != (uint16_t)h;
 }
 
+/* pl_match.blocks at once; tier t of a holder counts for t and all farther ones. */
+typedef uint32_t four __attribute__((vector_size(16)));
+_Static_assert(PL_TIERS == 4 && sizeof((pl_match *)0)->blocks == sizeof(four), "a vector of tiers");
+static const four from_tier[PL_TIERS] = {
+    {~0u, ~0u, ~0u, ~0u}, {0, ~0u, ~0u, ~0u}, {0, 0, ~0u, ~0u}, {0, 0, 0, ~0u}};
+
 /* The holders of the first blocks. Ids ascend, so a worker's tiers follow each other. */
 static void put_first(walk *w, const pl_ix_holder_id *of, uint32_t n)
 {
-    uint32_t more = w->more;
+    const four more = {w->more, w->more, w->more, w->more};
     for (uint32_t i = 0; i < n; i++) {
         int slot = (int)(of[i] >> 18);
-        uint32_t tier = of[i] >> 16 & 3;
+        four blocks = more & from_tier[of[i] >> 16 & 3];
         if (past_life(w, of[i]))
             continue;
-        if (w->n == 0 || w->out[w->n - 1].slot != slot) {
-            if (w->n == w->cap)
-                return;
-            pl_match *m = &w->out[w->n];
-            m->slot = slot;
-            w->r->place[slot] = (uint16_t)w->n++;
-            m->blocks[0] = tier > 0 ? 0 : more;
-            m->blocks[1] = tier > 1 ? 0 : more;
-            m->blocks[2] = tier > 2 ? 0 : more;
-            m->blocks[3] = more;
-        } else {
-            for (uint32_t t = tier; t < PL_TIERS; t++)
-                w->out[w->n - 1].blocks[t] = more;
+        if (w->n && w->out[w->n - 1].slot == slot) {
+            four old;
+            memcpy(&old, w->out[w->n - 1].blocks, sizeof old);
+            blocks |= old; /* zero or more, both of them */
+            w->n--;
         }
+        if (w->n == w->cap)
+            return;
+        w->out[w->n].slot = slot;
+        memcpy(w->out[w->n].blocks, &blocks, sizeof blocks);
+        w->r->place[slot] = (uint16_t)w->n++;
     }
+}
+
+/* The same for a set that is nothing but workers. */
+static void put_plain(walk *w, const pl_ix_holder_id *of, uint32_t n)
+{
+    const four more = {w->more, w->more, w->more, w->more};
+    uint16_t *place = w->r->place;
+    pl_match *out = w->out;
+    if (n > (uint32_t)w->cap)
+        n = (uint32_t)w->cap;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = of[i] >> 18;
+        out[i].slot = (int)slot;
+        memcpy(out[i].blocks, &more, sizeof more);
+        place[slot] = (uint16_t)i;
+    }
+    w->n = (int)n;
 }
 
 /* Those that hold the next blocks as well. A tier without a hole so far has all of depth. */
 static bool put_next(walk *w, const pl_ix_holder_id *of, uint32_t n)
 {
+    const four more = {w->more, w->more, w->more, w->more};
+    const four depth = {w->depth, w->depth, w->depth, w->depth};
     bool any = false;
     for (uint32_t i = 0; i < n; i++) {
         int slot = (int)(of[i] >> 18), k = w->r->place[slot];
-        if (k >= w->n || w->out[k].slot != slot || past_life(w, of[i]))
+        if (k >= w->n || w->out[k].slot != slot || past_life(w, of[i]) ||
+            w->out[k].blocks[PL_TIERS - 1] != w->depth)
             continue;
-        for (uint32_t t = of[i] >> 16 & 3; t < PL_TIERS; t++)
-            if (w->out[k].blocks[t] == w->depth) {
-                w->out[k].blocks[t] = w->depth + w->more;
-                any = true;
-            }
+        four blocks;
+        memcpy(&blocks, w->out[k].blocks, sizeof blocks);
+        blocks += more & (four)(blocks == depth) & from_tier[of[i] >> 16 & 3];
+        memcpy(w->out[k].blocks, &blocks, sizeof blocks);
+        any = true;
     }
     return any;
 }
@@ -106,16 +129,20 @@ static bool flush(walk *w)
     pl_ix_holder_id one = w->set & ~PL_IX_ONE;
     const pl_ix_holder_id *of = &one;
     uint32_t n = 1;
+    bool plain = false;
     if (!(w->set & PL_IX_ONE)) {
         _Atomic(pl_ix_members *) *sets = atomic_load_explicit(
             (_Atomic(_Atomic(pl_ix_members *) *) *)&w->ix->sets, memory_order_acquire);
         const pl_ix_members *m = atomic_load_explicit(&sets[w->set], memory_order_acquire);
         of = m->of;
         n = m->n;
+        plain = m->plain;
     }
     bool any = true;
     if (w->depth)
         any = put_next(w, of, n);
+    else if (plain && !w->check_lives)
+        put_plain(w, of, n);
     else
         put_first(w, of, n);
     w->depth += w->more;
@@ -138,6 +165,23 @@ static inline bool take(walk *w, const pl_ix_view *v, uint32_t m)
         w->more += (v->of[i].end < m ? v->of[i].end : m) - begin;
     }
     return true;
+}
+
+/* While the run is compared, its next lines and the child at its likeliest end are fetched: where
+ * somebody forked off last, or behind its last block. */
+static inline void look_ahead(const pl_ix_children *c, const pl_ix_run *run, uint32_t held,
+                              const uint64_t *local, size_t left)
+{
+    uint32_t at = atomic_load_explicit((_Atomic uint16_t *)&run->fork, memory_order_relaxed);
+    if (at == 0)
+        at = held;
+    if (at >= left)
+        return;
+    uint64_t i = pl_ix_child_hash(run->id, at, local[at]) & c->mask;
+    uint64_t s = atomic_load_explicit((_Atomic uint64_t *)&c->slot[i], memory_order_relaxed);
+    const char *child = (const char *)(uintptr_t)(s & 0xffffffffffffu);
+    __builtin_prefetch(child);
+    __builtin_prefetch(child + 64);
 }
 
 int pl_index_match(pl_index_reader *r, pl_index_space space, const uint64_t *local, size_t n,
@@ -166,6 +210,7 @@ int pl_index_match(pl_index_reader *r, pl_index_space space, const uint64_t *loc
         pl_ix_look(run, &v);
         uint32_t held = v.n ? v.of[v.n - 1].end : 0;
         size_t left = n - pos;
+        look_ahead(c, run, held, local + pos, left);
         uint32_t m = (uint32_t)pl_ix_equal(run->local, local + pos, left < held ? left : held);
         if (!take(&w, &v, m) || m == 0)
             break;

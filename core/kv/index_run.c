@@ -125,7 +125,7 @@ int pl_ix_run_new(pl_index *ix, uint32_t parent, uint32_t at, uint32_t space, co
     }
     *r = (pl_ix_run){.id = *id,
                      .parent = parent,
-                     .space = space,
+                     .space = (uint16_t)space,
                      .at = (uint16_t)at,
                      .cap = (uint16_t)n,
                      .n = (uint16_t)n};
@@ -134,8 +134,10 @@ int pl_ix_run_new(pl_index *ix, uint32_t parent, uint32_t at, uint32_t space, co
     ix->dir[*id] = (pl_ix_dir){.run = r};
     if (!(parent & PL_IX_ROOT)) {
         ix->dir[parent].children++;
-        if (ix->dir[parent].run->child_end < at)
-            ix->dir[parent].run->child_end = (uint16_t)at;
+        pl_ix_run *p = ix->dir[parent].run;
+        if ((p->child_end & ~PL_IX_KEEP) < at)
+            p->child_end = (uint16_t)((p->child_end & PL_IX_KEEP) | at);
+        atomic_store_explicit(&p->fork, (uint16_t)at, memory_order_relaxed);
     }
     put(children(ix), r);
     pl_ix_count(&ix->blocks, n);
@@ -157,6 +159,7 @@ static int move(pl_index *ix, uint32_t id, uint32_t keep, uint32_t cap)
                      .child_end = old->child_end};
     atomic_init(&r->held, atomic_load_explicit(&old->held, memory_order_relaxed));
     atomic_init(&r->seen, atomic_load_explicit(&old->seen, memory_order_relaxed));
+    atomic_init(&r->fork, atomic_load_explicit(&old->fork, memory_order_relaxed));
     memcpy(r->local, old->local, keep * sizeof *r->local);
     pl_ix_count(&ix->blocks, (int64_t)keep - old->n);
     ix->dir[id].run = r;
@@ -189,6 +192,8 @@ int pl_ix_run_append(pl_index *ix, uint32_t id, uint32_t keep, const uint64_t *l
 uint32_t pl_ix_run_needed(const pl_index *ix, uint32_t id)
 {
     const pl_ix_run *r = ix->dir[id].run;
+    if (r->child_end & PL_IX_KEEP)
+        return r->n;
     pl_ix_view v;
     pl_ix_look(r, &v);
     uint32_t n = v.n ? v.of[v.n - 1].end : 0;
@@ -205,7 +210,7 @@ static void detach(pl_index *ix, pl_ix_run *r)
     if (!(r->parent & PL_IX_ROOT)) {
         ix->dir[r->parent].children--;
         if (ix->dir[r->parent].children == 0)
-            ix->dir[r->parent].run->child_end = 0;
+            ix->dir[r->parent].run->child_end &= PL_IX_KEEP;
     }
 }
 

@@ -136,6 +136,11 @@ static int intern(pl_index *ix, uint64_t hash, uint32_t n, pl_ix_set *out)
     m->hash = hash;
     m->refs = 1;
     m->n = n;
+    m->plain = true;
+    for (uint32_t i = 0; i < n; i++)
+        if ((ix->members[i] >> 16 & 3) != PL_TIER_DEVICE ||
+            (i && ix->members[i] >> 18 == ix->members[i - 1] >> 18))
+            m->plain = false;
     memcpy(m->of, ix->members, n * sizeof *m->of);
     s = ix->set_free_n ? ix->set_free[--ix->set_free_n] : ix->set_n++;
     atomic_store_explicit(&table(ix)[s], m, memory_order_release);

@@ -142,8 +142,10 @@ void pl_ix_run_drop(pl_index *ix, uint32_t id, uint32_t a, uint32_t b, pl_ix_hol
             publish(r, a ? word(a, PL_IX_ONE | h) : 0);
         return;
     }
-    if (change(ix, r, a, b, h, false) != 0)
+    if (change(ix, r, a, b, h, false) != 0) {
+        r->child_end |= PL_IX_KEEP;
         pl_ix_stretches_clear(ix, r);
+    }
 }
 
 bool pl_ix_run_has(const pl_index *ix, uint32_t id, pl_ix_holder_id h)

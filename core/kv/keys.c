@@ -12,8 +12,8 @@ int pl_keys_space_init(pl_keys_space *s, pl_str model, uint32_t block_tokens, bo
                        pl_str lora, pl_str salt, uint32_t chunk_bytes)
 {
     if (chunk_bytes == 0)
-        chunk_bytes = PL_CANON_CHUNK;
-    if (chunk_bytes < PL_CANON_CHUNK_MIN || chunk_bytes > PL_CANON_CHUNK_MAX)
+        chunk_bytes = PL_KV_CANON_CHUNK;
+    if (chunk_bytes < PL_KV_CANON_CHUNK_MIN || chunk_bytes > PL_KV_CANON_CHUNK_MAX)
         return PL_ELIMIT;
     int rc = pl_block_space_init(&s->block, block_tokens, eagle, lora, salt);
     if (rc)
@@ -119,29 +119,35 @@ static pl_member ids_in(const pl_member *m, uint32_t *batch)
 int pl_keys_of_tokens(const pl_keys_space *s, const uint32_t *tokens, size_t n, pl_arena *a,
                       pl_keys *out)
 {
+    const bool ones = s->block.block_tokens == 1;
+    const size_t group = ones ? PL_KEYS_GROUP : 1, most = ones ? PL_KEYS_ONES : PL_KEYS_MAX;
     *out = (pl_keys){.kind = PL_KEYS_TOKENS,
                      .tokens = tokens,
                      .tokens_n = n,
-                     .unit = s->block.block_tokens,
+                     .unit = s->block.block_tokens * (uint32_t)group,
                      .batch = 1};
     size_t blocks = pl_block_count(&s->block, n);
-    if (blocks > PL_KEYS_MAX) {
-        blocks = PL_KEYS_MAX;
+    if (blocks > most) {
+        blocks = most;
         n = (size_t)s->block.block_tokens * (blocks - 1) + s->block.window_tokens;
     }
     if (blocks == 0)
         return 0;
-    uint64_t *local = pl_arena_alloc(a, 2 * blocks * sizeof *local), *key = local + blocks;
+    size_t units = blocks / group;
+    uint64_t *local = pl_arena_alloc(a, (blocks + units) * sizeof *local), *key = local + blocks;
     if (!local)
         return PL_ENOMEM;
     if (pl_block_hash(&s->block, tokens, n, local, NULL, blocks) < 0)
         return PL_EINVALID;
     uint64_t chain = s->ids_seed;
-    for (size_t i = 0; i < blocks; i++)
-        key[i] = chain = pl_kv_canon_link(chain, local[i]);
+    for (size_t i = 0; i < units; i++)
+        key[i] = chain = pl_kv_canon_link(
+            chain, ones ? XXH3_64bits(local + i * PL_KEYS_GROUP, PL_KEYS_GROUP * sizeof *local)
+                        : local[i]);
     out->local = local;
+    out->local_n = blocks;
     out->key = key;
-    out->n = blocks;
+    out->n = units;
     return 0;
 }
 
@@ -157,7 +163,7 @@ static bool has(const pl_scan *s, pl_member_id id)
 static void prompt(const pl_member *m, pl_kv_canon *c)
 {
     pl_member text = m->type == PL_JSON_ARRAY ? first_of(m->raw) : *m;
-    pl_kv_canon_put_tag(c, PL_CANON_TEXT);
+    pl_kv_canon_put_tag(c, PL_KV_CANON_TEXT);
     if (text.type == PL_JSON_STRING)
         pl_kv_canon_string(c, text.raw, text.escaped);
     else
@@ -187,7 +193,7 @@ void pl_keys_canonical(const pl_scan *s, size_t max_messages, pl_kv_canon *c)
     for (size_t i = 0; i < sizeof before / sizeof before[0]; i++) {
         if (!has(s, before[i].id))
             continue;
-        pl_kv_canon_put_tag(c, PL_CANON_KEY);
+        pl_kv_canon_put_tag(c, PL_KV_CANON_KEY);
         pl_kv_canon_put(c, &before[i].name, 1);
         pl_kv_canon_value(c, m[before[i].id].raw);
     }
@@ -215,7 +221,7 @@ static int of_text(const pl_keys_space *s, const pl_scan *scan, pl_arena *a, pl_
         bytes += has(scan, ids[i]) ? scan->members[ids[i]].raw.n : 0;
     if (bytes == 0)
         return 0;
-    size_t cap = (bytes + PL_CANON_SLACK) / s->chunk_bytes;
+    size_t cap = (bytes + PL_KV_CANON_SLACK) / s->chunk_bytes;
     if (cap > PL_KEYS_MAX)
         cap = PL_KEYS_MAX;
     uint64_t *key = pl_arena_alloc(a, (cap ? cap : 1) * sizeof *key);

@@ -1,6 +1,6 @@
-/* SGLang's page hashes: see page_hash.h. Not wired to requests yet: the tests and bench_hash are
- * its only callers. The hasher owns its digest context and is used by one thread at a time;
- * everything else is the caller's.
+/* SGLang's page hashes: see page_hash.h. Not wired to requests yet: the simulated engine
+ * (engine/blocks.c), the tests and bench_hash are its callers. The hasher owns its digest context
+ * and is used by one thread at a time; everything else is the caller's.
  *
  * A page goes through a buffer on the stack, so that small pages cost libcrypto one update. SHA-256
  * itself bounds large pages; of a page of one token over a quarter is EVP's starting and ending

@@ -214,6 +214,14 @@ unsigned pl_trust_bad(pl_trust *t, uint64_t now_ns, bool numbered, uint64_t seq)
     return PL_DO_CLEAR;
 }
 
+unsigned pl_trust_flood(pl_trust *t, uint64_t now_ns)
+{
+    if (t->state == PL_TRUST_UNTRUSTED)
+        return 0;
+    t->floods++;
+    return cut_off(t, now_ns);
+}
+
 /* --- batches --- */
 
 unsigned pl_trust_live(pl_trust *t, uint64_t now_ns, uint64_t seq, uint64_t print, uint64_t epoch,

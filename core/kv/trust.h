@@ -130,6 +130,8 @@ unsigned pl_trust_held(pl_trust *t, uint64_t now_ns, uint64_t seq, uint64_t prin
 unsigned pl_trust_unnumbered(pl_trust *t, uint64_t now_ns, uint64_t bytes);
 /* The batch that was to be applied is no batch (numbered), or a message is none at all. */
 unsigned pl_trust_bad(pl_trust *t, uint64_t now_ns, bool numbered, uint64_t seq);
+/* What it answers has no end. */
+unsigned pl_trust_flood(pl_trust *t, uint64_t now_ns);
 /* The engine says that it has nothing any more; the batch was applied. */
 void pl_trust_emptied(pl_trust *t);
 

@@ -145,7 +145,7 @@ static void fall_back(pl_decider *d, pl_ask *ask, pl_pin pin, pl_crowd crowd, pl
                 pin == PL_PIN_FULL ? SPILL : "least_loaded", false);
 }
 
-void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out)
+static void choose(pl_decider *d, pl_ask *ask, pl_decision *out)
 {
     uint64_t now_ns = pl_clock_now_ns(d->o.clock);
     memset(out, 0, offsetof(pl_decision, reason) + 1);
@@ -172,4 +172,14 @@ void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out)
     if (!policy || !ask_policy(d, ask, pin, out, now_ns))
         fall_back(d, ask, pin, crowd, out, now_ns);
     out->spilled = pin == PL_PIN_FULL && out->kind == PL_DECIDED;
+}
+
+void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out)
+{
+    ask->hits = NULL;
+    choose(d, ask, out);
+    out->cached_tokens = 0;
+    if (out->kind == PL_DECIDED && ask->hits &&
+        ask->hits[out->worker->slot].stamp == ask->hits_stamp)
+        out->cached_tokens = ask->hits[out->worker->slot].device;
 }

@@ -44,6 +44,13 @@ uint64_t pl_decider_generation(const pl_decider *d);
 const char *pl_decider_policy_name(
     const pl_decider *d); /* "least_loaded (built in)" while there is none or it is suspended */
 
+/* What one worker holds of a request's prompt, in tokens. */
+typedef struct pl_kv_hit {
+    uint32_t stamp; /* of the match that it belongs to; another: it holds nothing */
+    uint32_t device, host,
+        disk; /* host: further ones behind those on the device; disk: behind those */
+} pl_kv_hit;
+
 /* One request across its decisions. The owner fills the upper part once. */
 typedef struct pl_ask {
     struct pl_req req;
@@ -56,7 +63,14 @@ typedef struct pl_ask {
     struct pl_session session;
     pl_str session_parent; /* {NULL,0}: none */
     pl_worker_state *pin;  /* where its session is bound; NULL: nowhere, or that is gone */
-    bool pin_must;   /* an engine's session: nowhere else (else a policy may spill, see below) */
+    bool pin_must; /* an engine's session: nowhere else (else a policy may spill, see below) */
+    /* Who holds what of the prompt: an array by slot, with the stamp of this match. Asked once in
+     * each decision that a policy takes part in, before the records are filled; good until the
+     * decision is over. NULL: nobody knows. */
+    const pl_kv_hit *(*match)(void *ctx, uint32_t *stamp);
+    void *match_ctx;
+    const pl_kv_hit *hits; /* the decider's: the last match */
+    uint32_t hits_stamp;
     bool wants_open; /* only workers that can hold one more session are eligible */
     bool (*can_open)(void *ctx, const pl_worker_state *w); /* asked then */
     void *can_open_ctx;
@@ -77,6 +91,7 @@ typedef struct pl_decision {
     double wait_seconds, retry_after_seconds;
     bool all_busy;            /* with PL_ASK_QUEUE: for want of capacity, not by admit */
     bool spilled;             /* another worker for this turn only: the pin was at its cap */
+    double cached_tokens;     /* of the worker, as matched; 0: none, or nobody asked */
     double shrink_max_tokens; /* -1, or the output limit to put into the body */
     char reason[PL_REASON_MAX + 1];
     bool by_policy; /* false: the binding or a fallback decided */
@@ -125,6 +140,8 @@ int pl_decide_fault(pl_decider *d, pl_ask *ask, const struct pl_fault *fault, do
 
 void pl_decide_done(pl_decider *d, pl_ask *ask, const struct pl_outcome *outcome);
 bool pl_decider_wants_done(const pl_decider *d);
+/* Does the policy look at what workers hold of a prompt? Told by its text: a mention is enough. */
+bool pl_decider_wants_cache(const pl_decider *d);
 void pl_decider_tick(pl_decider *d, double now_seconds);
 
 /* The built-in choice: fewest in-flight requests per weight, ties by the request's random. NULL

@@ -56,11 +56,17 @@ static pl_str name_of(void *ctx, int index)
     return pl_str_c(m->workers[index]->name);
 }
 
+/* The match of the decision under way. */
+typedef struct hits {
+    const pl_kv_hit *by_slot;
+    uint32_t stamp;
+} hits;
+
 /* The compiler's own judgement ends when there are two callers; the loop of pl_refresh is hot. */
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE void fill_worker(struct pl_worker *r, const pl_worker_state *w, int index, int why,
-                        double default_rate)
+                        double default_rate, const hits *h, uint64_t machine_ns)
 {
     const pl_engine *e = w->engine;
     double rate = atomic_load_explicit(&w->prefill_tokens_per_second, memory_order_relaxed);
@@ -68,7 +74,28 @@ INLINE void fill_worker(struct pl_worker *r, const pl_worker_state *w, int index
     r->queued_prefill_tokens =
         (double)atomic_load_explicit(&w->queued_prefill_tokens, memory_order_relaxed);
     r->streams = atomic_load_explicit(&w->streams, memory_order_relaxed);
-    r->cached_tokens = 0;
+    r->cached_tokens = r->cached_host_tokens = r->cached_disk_tokens = 0;
+    if (h->by_slot && h->by_slot[w->slot].stamp == h->stamp) {
+        r->cached_tokens = h->by_slot[w->slot].device;
+        r->cached_host_tokens = h->by_slot[w->slot].host;
+        r->cached_disk_tokens = h->by_slot[w->slot].disk;
+    }
+    r->decode_blocks = (double)atomic_load_explicit(&w->decode_blocks, memory_order_relaxed);
+    r->session_tokens = (double)atomic_load_explicit(&w->session_tokens, memory_order_relaxed);
+    r->sessions = atomic_load_explicit(&w->sessions, memory_order_relaxed);
+    r->kv_trust = atomic_load_explicit(&w->kv_trust, memory_order_relaxed);
+    int32_t block = atomic_load_explicit(&w->block_tokens, memory_order_relaxed);
+    r->block_tokens = block > 0 ? block : PL_LEDGER_BLOCK_TOKENS;
+    uint64_t gauges_ns = atomic_load_explicit(&w->gauges_at_ns, memory_order_relaxed);
+    if (gauges_ns) {
+        r->running_requests = atomic_load_explicit(&w->running_requests, memory_order_relaxed);
+        r->waiting_requests = atomic_load_explicit(&w->waiting_requests, memory_order_relaxed);
+        r->kv_usage = atomic_load_explicit(&w->kv_usage, memory_order_relaxed);
+        r->gauges_age_seconds = machine_ns > gauges_ns ? (double)(machine_ns - gauges_ns) / 1e9 : 0;
+    } else {
+        r->running_requests = r->waiting_requests = r->kv_usage = -1;
+        r->gauges_age_seconds = INFINITY;
+    }
     r->max_inflight = e->max_inflight > 0 ? e->max_inflight : INFINITY;
     r->max_queued_prefill_tokens =
         e->max_queued_prefill_tokens > 0 ? (double)e->max_queued_prefill_tokens : INFINITY;
@@ -134,7 +161,8 @@ void pl_refresh_one(pl_decider *d, pl_ask *ask, pl_worker_state *w, uint64_t now
     ask->strings.worker_name = name_of_one;
     ask->strings.worker_ctx = w;
     fill_request(d, ask, bound ? 0 : -1);
-    fill_worker(&r->workers[0], w, 0, why, d->o.default_prefill_tokens_per_second);
+    const hits h = {NULL, 0};
+    fill_worker(&r->workers[0], w, 0, why, d->o.default_prefill_tokens_per_second, &h, now_ns);
     r->fleet->n = 1;
     r->fleet->eligible = r->workers[0].eligible;
 }
@@ -179,10 +207,15 @@ pl_crowd pl_refresh(pl_decider *d, pl_ask *ask, uint64_t now_ns)
     ask->strings.worker_name = name_of;
     ask->strings.worker_ctx = (void *)(uintptr_t)ask->model;
     fill_request(d, ask, bound_index(ask, n));
+    hits h = {NULL, 0};
+    if (ask->match)
+        h.by_slot = ask->match(ask->match_ctx, &h.stamp);
+    ask->hits = h.by_slot;
+    ask->hits_stamp = h.stamp;
     for (int i = 0; i < n; i++) {
         const pl_worker_state *w = ask->model->workers[i];
         int why = why_not(ask, &d->o.breaker, w, now_ns, &last);
-        fill_worker(&r->workers[i], w, i, why, d->o.default_prefill_tokens_per_second);
+        fill_worker(&r->workers[i], w, i, why, d->o.default_prefill_tokens_per_second, &h, now_ns);
         crowd.eligible += why == PL_WHY_ELIGIBLE;
         crowd.busy += why == PL_WHY_AT_CAPACITY;
     }

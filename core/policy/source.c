@@ -386,3 +386,13 @@ const pl_source_file *pl_source_shown(pl_policy_source *s, pl_str shown)
     pthread_mutex_unlock(&s->lock);
     return f;
 }
+
+bool pl_policy_source_names(const pl_policy_source *s, pl_str word)
+{
+    if (!s->sealed)
+        return false; /* the list may still grow */
+    for (const pl_source_file *f = s->files; f; f = f->next)
+        if (memmem(f->bytes, f->n, word.p, word.n))
+            return true;
+    return false;
+}

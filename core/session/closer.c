@@ -361,6 +361,12 @@ void pl_close_submit(pl_sessions *s, const pl_session_name *name, const pl_bindi
     i->engine = pl_registry_closing(s->registry, note.nonce, &w);
     if (!i->engine && b->slot >= 0)
         i->engine = s->c.find(s->c.ctx, b->slot, b->generation, &w);
+    if (!i->engine && b->slot >= 0) { /* it has left the fleet, and was told to close all then */
+        pl_registry_drop(s->registry, note.nonce);
+        tell(s, notice);
+        free(i);
+        return;
+    }
     i->notice = notice;
     i->give_up_ms = (uint64_t)note.engine_seconds * 1000;
     i->again = again ? REPEATS : 0;

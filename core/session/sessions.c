@@ -264,7 +264,11 @@ void pl_sessions_engine_gone(pl_sessions *s, pl_engine *e)
 void pl_sessions_close(pl_sessions *s, pl_store *store, const pl_session_name *name,
                        void (*done)(void *ctx, int rc), void *ctx)
 {
-    pl_session_remove(s, store, &s->errands, name, PL_CLOSE_ADMIN, done, ctx);
+    if (name->id.n == 0 || name->id.n > PL_SESSION_MAX_ID_BYTES ||
+        name->tenant.n > PL_SESSION_MAX_TENANT_BYTES)
+        done(ctx, PL_EINVALID);
+    else
+        pl_session_remove(s, store, &s->errands, name, PL_CLOSE_ADMIN, done, ctx);
 }
 
 /* --- start and stop --- */

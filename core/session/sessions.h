@@ -118,8 +118,9 @@ double pl_binding_held_tokens(const pl_binding *b);
  * stay: the next turn finds that its worker is gone. Control thread. s NULL is fine. */
 void pl_sessions_engine_gone(pl_sessions *s, pl_engine *e);
 
-/* Closes one by name, for the admin API. Control thread, with the control thread's store handle.
- * done: 0, PL_ENOTFOUND, or the store's error; the engine's close goes on by itself. */
+/* Closes one by name (PL_EINVALID: too long for one), for the admin API. Control thread, with the
+ * control thread's store handle. done: 0, PL_ENOTFOUND, or the store's error; the engine's close
+ * goes on by itself. */
 void pl_sessions_close(pl_sessions *s, pl_store *store, const pl_session_name *name,
                        void (*done)(void *ctx, int rc), void *ctx);
 
@@ -132,6 +133,8 @@ typedef struct pl_sessions_loop_config {
     void *ctx;
 } pl_sessions_loop_config;
 pl_sessions_loop *pl_sessions_loop_new(pl_sessions *s, const pl_sessions_loop_config *c);
+/* Its last request is over: opens that nobody waits for any more are broken off, and closed. */
+void pl_sessions_loop_drained(pl_sessions_loop *l);
 void pl_sessions_loop_free(pl_sessions_loop *l);
 
 /* Of (tenant, id), the same in every process: 52 bits, exact in a double; never 0. What a binding's
@@ -210,9 +213,9 @@ size_t pl_turn_engine_id(const pl_turn *t, char buf[PL_ENGINE_SESSION_MAX]);
 void pl_turn_sent(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms);
 
 /* Ends it: gives back lease and turn, records history (LOST unless DONE; as it was when the turn
- * was never sent) and held tokens, closes when the wish says so (close, final), when it is
- * poisoned, or when it was opened by this turn, which was never sent and is not DONE. held_tokens <
- * 0: not known; history NULL: as it was. */
+ * was never sent and `history` is not LOST) and held tokens, closes when the wish says so (close,
+ * final), when it is poisoned, or when it was opened by this turn, which was never sent and is not
+ * DONE. held_tokens < 0: not known; history NULL: as it was. */
 void pl_turn_end(pl_turn *t, pl_turn_end_kind how, const pl_history *history, double held_tokens);
 void pl_turn_cancel(pl_turn *t);
 

@@ -203,7 +203,7 @@ void pl_turn_end(pl_turn *t, pl_turn_end_kind how, const pl_history *history, do
         pl_count(&in->s->stats.poisoned);
     if (how == PL_TURN_ABORTED)
         pl_count(&in->s->stats.discarded);
-    if (how == PL_TURN_DONE && history)
+    if (history && (how == PL_TURN_DONE || history->form == PL_HISTORY_LOST))
         in->note.history = *history;
     else if (how != PL_TURN_DONE && in->sent)
         in->note.history.form = PL_HISTORY_LOST;

@@ -514,6 +514,11 @@ static void drop(pl_turn_inner *in)
     pl_turn_over(in);
 }
 
+void pl_sessions_loop_drained(pl_sessions_loop *l)
+{
+    pl_openings_stop(l);
+}
+
 void pl_sessions_loop_free(pl_sessions_loop *l)
 {
     if (!l)

@@ -233,18 +233,28 @@ static void wish_init(pl_wish *w)
     };
 }
 
-int pl_wish_read(pl_arena *a, pl_str body, const pl_scan *s, const pl_head *head,
-                 const pl_wish_options *o, pl_wish *out, pl_wish_error *e)
+static bool any_member(const pl_scan *s)
 {
     static const pl_member_id ours[] = {PL_MEMBER_NVEXT, PL_MEMBER_SESSION_PARAMS,
                                         PL_MEMBER_SESSION_ID, PL_MEMBER_CACHE_CONTROL,
                                         PL_MEMBER_CACHE_SALT};
-    pl_wish_reader r = {a, o, e, "invalid_session"};
-    wish_init(out);
     bool any = false;
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
         any |= s->members[ours[i]].type != PL_JSON_ABSENT;
-    int rc = any ? read_body(&r, s, out) : 0;
+    return any;
+}
+
+bool pl_wish_any(const pl_scan *s, const pl_head *head, const pl_wish_options *o)
+{
+    return any_member(s) || pl_wish_any_header(head, o);
+}
+
+int pl_wish_read(pl_arena *a, pl_str body, const pl_scan *s, const pl_head *head,
+                 const pl_wish_options *o, pl_wish *out, pl_wish_error *e)
+{
+    pl_wish_reader r = {a, o, e, "invalid_session"};
+    wish_init(out);
+    int rc = any_member(s) ? read_body(&r, s, out) : 0;
     r.code = "invalid_session";
     if (rc == 0)
         rc = pl_wish_headers(&r, head, out);

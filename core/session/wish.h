@@ -105,6 +105,9 @@ typedef struct pl_wish_error {
     pl_errbuf text;
 } pl_wish_error;
 
+/* Might there be one? false: pl_wish_read would find nothing. Cheap: for requests without. */
+bool pl_wish_any(const pl_scan *s, const pl_head *head, const pl_wish_options *o);
+
 /* 0, or a negative pl_err with e filled: an unknown action, an id that is missing, empty, too long
  * or has control characters, a timeout that is no number, or (with OPEN and BIND; others ignore it,
  * as Dynamo does) below 1 or above the maximum, session_params and session_id both, a member of the

@@ -110,6 +110,15 @@ static int take_row(const pl_wish_reader *r, const pl_wish_header *h, const pl_s
     return rc ? rc : read_final(r, h->final, found[FINAL], w);
 }
 
+bool pl_wish_any_header(const pl_head *head, const pl_wish_options *o)
+{
+    uint64_t filter = o->filter ? o->filter : pl_wish_filter(o->headers, o->headers_n);
+    for (int i = 0; i < head->headers_n; i++)
+        if (head->headers[i].name.n && filter & bit(head->headers[i].name))
+            return true;
+    return false;
+}
+
 int pl_wish_headers(const pl_wish_reader *r, const pl_head *head, pl_wish *w)
 {
     const pl_wish_options *o = r->o;

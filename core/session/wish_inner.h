@@ -43,6 +43,7 @@ int pl_wish_nvext(const pl_wish_reader *r, const pl_member *m, pl_wish *w);
 int pl_wish_retention(const pl_wish_reader *r, const char *path, const pl_member *m, bool strict,
                       pl_wish *w);
 /* Session headers, after the body. */
+bool pl_wish_any_header(const pl_head *head, const pl_wish_options *o);
 int pl_wish_headers(const pl_wish_reader *r, const pl_head *head, pl_wish *w);
 
 #endif

@@ -17,6 +17,7 @@ error("perilune.meta is for the editor: it cannot be required")
 ---@field strict_priority integer nvext.agent_hints.strict_priority: a tier above priority; 0
 ---@field stream boolean the client asked for a stream
 ---@field has_session boolean a session id was given
+---@field exact_tokens boolean prompt_tokens counts token ids; else it is an estimate
 ---@field model fun(self: perilune.Req): string
 ---@field tenant fun(self: perilune.Req): string
 ---@field path fun(self: perilune.Req): string
@@ -32,7 +33,15 @@ error("perilune.meta is for the editor: it cannot be required")
 ---@field inflight number requests sent to it and not ended, over all loops
 ---@field queued_prefill_tokens number prompt tokens sent to it that have not shown a first token yet
 ---@field streams number of inflight, those that stream
----@field cached_tokens number prompt tokens of this request believed to be in its KV cache; 0 while no index is fed
+---@field cached_tokens number prompt tokens of this request believed to be in its KV cache: by its events, by what was routed to it, else 0
+---@field cached_host_tokens number further ones that it holds in host memory
+---@field cached_disk_tokens number further ones on disk, or further away
+---@field decode_blocks number KV blocks of the requests sent to it and not ended: prompt and what they generated so far
+---@field session_tokens number held by sessions that this router opened on it
+---@field running_requests number the engine's own gauges; -1: not known
+---@field waiting_requests number
+---@field kv_usage number 0 .. 1
+---@field gauges_age_seconds number math.huge: they were never read
 ---@field max_inflight number cap of its engine; math.huge when none
 ---@field max_queued_prefill_tokens number cap of its engine; math.huge when none
 ---@field prefill_tokens_per_second number measured by the router over recent requests; a default until then
@@ -43,6 +52,9 @@ error("perilune.meta is for the editor: it cannot be required")
 ---@field generation integer changes when a slot is reused
 ---@field rank integer data-parallel rank in its engine
 ---@field why integer enum pl_why
+---@field block_tokens integer of its KV blocks
+---@field kv_trust integer enum pl_kv_trust: what cached_tokens rests on
+---@field sessions integer engine-backed ones that this router opened on it
 ---@field eligible boolean may be picked
 ---@field name fun(self: perilune.Worker): string `engine` or `engine/rank`
 
@@ -148,6 +160,10 @@ local pl = {
   END_SHED = 4,
   END_REJECTED = 5,
   END_CUT = 6,
+  KV_ROUTED = 0,
+  KV_LIVE = 1,
+  KV_BEHIND = 2,
+  KV_STALE = 3,
   SESSION_NONE = 0,
   SESSION_OPEN = 1,
   SESSION_BIND = 2,
@@ -197,6 +213,15 @@ function pl.rendezvous(key) end
 ---@param tokens number
 ---@return number
 function pl.prefill_seconds(w, tokens) end
+
+---Prompt tokens that the worker would have to prefill: those that are not in its KV cache. Of those
+---that it holds in host memory and on disk, the given shares count as cached.
+---@param req perilune.Req
+---@param w perilune.Worker
+---@param host_share? number 0 by default
+---@param disk_share? number 0 by default
+---@return number
+function pl.uncached_tokens(req, w, host_share, disk_share) end
 
 ---A line in the router's log, rate-limited. print is the same.
 ---@param ... any

@@ -12,7 +12,6 @@
  * Prints markdown.
  *
  * Usage: bench_text [seed, 42] */
-#include <malloc.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -53,10 +52,13 @@ static uint64_t cpu_ns(void)
     return clock_ns(CLOCK_THREAD_CPUTIME_ID);
 }
 
-static uint64_t heap_bytes(void)
+static uint64_t resident_bytes(void)
 {
-    struct mallinfo2 m = mallinfo2();
-    return m.uordblks + m.hblkhd;
+    unsigned long all, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    must(f && fscanf(f, "%lu %lu", &all, &resident) == 2, "no /proc/self/statm");
+    fclose(f);
+    return resident * 4096ull;
 }
 
 /* --- the workload --- */
@@ -252,18 +254,20 @@ static size_t best_of(pl_approx *a, const uint64_t *keys, size_t n)
 }
 
 typedef struct rates {
-    double match, insert, bytes; /* per second, per second, per prompt */
+    double match, insert;   /* per second */
+    double bytes, resident; /* per prompt */
 } rates;
 
 static rates measure(way w, const load *l)
 {
-    rates r = {0, 0, 0};
+    rates r = {0, 0, 0, 0};
     inputs prompts = prepare(w, l, l->text, l->prompts);
     inputs queries = prepare(w, l, l->query, QUERIES);
     uint64_t *buffer = get(l->chars / space.chunk_bytes * sizeof *buffer);
     size_t unit = w == IDS ? ID_BLOCK * ID_CHARS : space.chunk_bytes, n;
     for (int run = 0; run < RUNS; run++) {
-        uint64_t heap = heap_bytes();
+        uint64_t before = resident_bytes();
+        pl_approx_stats s;
         pl_approx *a = approx(1ull << 40);
         uint64_t start = cpu_ns();
         for (size_t i = 0; i < l->prompts; i++) {
@@ -272,7 +276,9 @@ static rates measure(way w, const load *l)
         }
         double each = (double)(cpu_ns() - start) / (double)l->prompts;
         r.insert = 1e9 / each > r.insert ? 1e9 / each : r.insert;
-        r.bytes = (double)(heap_bytes() - heap) / (double)l->prompts;
+        pl_approx_stats_of(a, &s);
+        r.bytes = (double)s.bytes / (double)l->prompts;
+        r.resident = (double)(resident_bytes() - before) / (double)l->prompts;
         start = cpu_ns();
         size_t sum = 0, want = 0;
         for (size_t i = 0; i < QUERIES; i++) {
@@ -395,7 +401,8 @@ int main(int argc, char **argv)
     must(pl_keys_space_init(&space, PL_STR("m"), ID_BLOCK, false, PL_STR(""), PL_STR(""), 0) == 0,
          "no space");
     printf("Chunks of %u bytes, seed %llu. Thousands of operations a second.\n\n"
-           "| characters | keys | match | insert | bytes / prompt |\n|---|---|---|---|---|\n",
+           "| characters | keys | match | insert | bytes / prompt | resident "
+           "|\n|---|---|---|---|---|---|\n",
            space.chunk_bytes, (unsigned long long)seed);
     load l[3];
     rng.state = seed;
@@ -403,8 +410,8 @@ int main(int argc, char **argv)
         generate(&l[i], chars[i], prompts[i]);
         for (way w = KEYS; w <= IDS; w++) {
             rates r = measure(w, &l[i]);
-            printf("| %zu | %s | %.0f | %.0f | %.0f |\n", chars[i], names[w], r.match / 1e3,
-                   r.insert / 1e3, r.bytes);
+            printf("| %zu | %s | %.0f | %.0f | %.0f | %.0f |\n", chars[i], names[w], r.match / 1e3,
+                   r.insert / 1e3, r.bytes, r.resident);
             fflush(stdout);
         }
     }

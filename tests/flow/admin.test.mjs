@@ -266,5 +266,5 @@ test('/status tells the version, the policy and the load', async (t) => {
   const router = await startRouter(t, { engines: { a: a.url } });
   const { status, json } = await get(`${router.admin}/status`);
   assert.equal(status, 200);
-  assert.match(JSON.stringify(json), /least_loaded/);
+  assert.match(JSON.stringify(json), /prefix_seconds/);
 });

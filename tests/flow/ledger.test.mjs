@@ -3,7 +3,7 @@
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { startRouter, until, usable, metric, long } from './lib/proc.mjs';
+import { startRouter, until, usable, enginesOf, metric, long } from './lib/proc.mjs';
 import { fakeEngine, gate, chunk } from './lib/fake.mjs';
 import { ledger, ledgerIs, ledgerIsEmpty } from './lib/ledger.mjs';
 import { post, send, chat } from './lib/http.mjs';
@@ -49,11 +49,15 @@ function open(engine, ports) {
   return [...ports].filter((port) => established.has(hex(port))).length;
 }
 
+const blockTokens = 4;
+
 // An engine that counts. A request counts from when it is whole until its answer is written or its
-// connection ends; its prefill until its first byte.
+// connection ends; its prefill until its first byte. written: the tokens of each of them.
 async function counting(t, barrier, cap) {
   const engine = await fakeEngine(t);
-  Object.assign(engine, { inflight: 0, streams: 0, prefills: 0, most: 0 });
+  engine.metrics = `vllm:cache_config_info{block_size="${blockTokens}",engine="0",num_gpu_blocks="99"} 1\n`
+    + 'vllm:num_requests_running{engine="0"} 0\n';
+  Object.assign(engine, { inflight: 0, streams: 0, prefills: 0, most: 0, written: new Map() });
   const ports = new Set();
   engine.handler = async (entry, res) => {
     const { stream } = entry.json;
@@ -63,6 +67,7 @@ async function counting(t, barrier, cap) {
     engine.inflight += 1;
     engine.prefills += 1;
     engine.streams += stream ? 1 : 0;
+    engine.written.set(entry, 0);
     ports.add(entry.socket.remotePort);
     const now = engine.inflight > cap ? open(engine, ports) : engine.inflight;
     engine.most = Math.max(engine.most, now);
@@ -77,6 +82,7 @@ async function counting(t, barrier, cap) {
       ports.delete(entry.socket.remotePort);
       engine.inflight -= 1;
       engine.streams -= stream ? 1 : 0;
+      engine.written.delete(entry);
       entry.socket.off('end', over);
     };
     entry.socket.once('end', over);
@@ -101,6 +107,7 @@ async function counting(t, barrier, cap) {
       begun();
       const write = engine.stream(res);
       for (let k = random(8); k >= 0; k--) {
+        if (counted) engine.written.set(entry, engine.written.get(entry) + 1);
         await write(chunk('m', 'word'));
         if (!await step()) return;
         if (fate === 2 && k === 0) {
@@ -127,12 +134,17 @@ test(`the ledger equals the engines' counts at random instants (PL_SEED=${seed})
     threads: 3,
     policy: 'random',
     config: {
-      engines: engines.map((engine, i) => ({ name: `e${i}`, url: engine.url, max_inflight: caps[i] })),
+      engines: engines.map((engine, i) => ({
+        name: `e${i}`, url: engine.url, max_inflight: caps[i], kind: 'vllm',
+      })),
+      gauges: { interval_seconds: 0.05, timeout_seconds: 10 },
       breaker: { failures: 1000000 },
       health: { interval_seconds: 0.1, timeout_seconds: 10, fall: 100 },
     },
   });
   await usable(router, caps.length);
+  await until('the block sizes', async () => (await enginesOf(router))
+    .every(({ workers }) => workers[0].block_tokens === blockTokens));
 
   // what the router reckons one prompt to be: all are the same here
   barrier.shut();
@@ -175,6 +187,8 @@ test(`the ledger equals the engines' counts at random instants (PL_SEED=${seed})
   });
 
   let busy = 0;
+  let generated = 0;
+  const blocks = (tokens) => Math.ceil(tokens / blockTokens);
   for (let k = 0; k < barriers; k++) {
     await turns(random(60));
     barrier.shut();
@@ -187,10 +201,14 @@ test(`the ledger equals the engines' counts at random instants (PL_SEED=${seed})
         inflight: engine.inflight,
         streams: engine.streams,
         queued_prefill_tokens: engine.prefills * prompt,
+        decode_blocks: [...engine.written.values()].reduce((sum, n) => sum + blocks(prompt + n), 0),
       }]));
       for (const [i, cap] of caps.entries()) assert.ok(told[`e${i}`].inflight <= cap);
       return JSON.stringify(told) === JSON.stringify(own);
     }).catch((error) => assert.fail(`${error.message}: ${JSON.stringify({ told, own })}`));
+    for (const engine of engines) {
+      for (const n of engine.written.values()) generated += blocks(prompt + n) > blocks(prompt) ? 1 : 0;
+    }
     busy += Object.values(own).reduce((sum, e) => sum + e.inflight, 0);
     barrier.open();
   }
@@ -203,6 +221,7 @@ test(`the ledger equals the engines' counts at random instants (PL_SEED=${seed})
   });
   assert.ok(engines.some((engine, i) => engine.most === caps[i]), 'the caps were reached');
   assert.ok(busy > barriers * 4, `${busy} requests under way at ${barriers} instants`);
+  assert.ok(generated > 3, `${generated} had filled a further block`);
   for (const [what, n] of Object.entries(seen)) assert.ok(n > 3, `${n} ${what}`);
   assert.ok(await metric(router, 'perilune_retries_total') > 3);
   assert.equal(await metric(router, 'perilune_queue_length'), 0);

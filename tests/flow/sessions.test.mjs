@@ -2,33 +2,12 @@
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
 import OpenAI from 'openai';
-import { startRouter, until, metric, scratch, writeFile } from './lib/proc.mjs';
+import { until, metric, scratch, writeFile } from './lib/proc.mjs';
 import { gate } from './lib/fake.mjs';
-import { sglang } from './lib/sglang.mjs';
+import { control, fleet, reply, say, sessions } from './lib/sessions.mjs';
 import { get, post, del, send } from './lib/http.mjs';
 
 const CHAT = '/v1/chat/completions';
-const say = (...texts) => texts.map((content, i) => ({ role: i % 2 ? 'assistant' : 'user', content }));
-const control = (id, action, extra = {}) => ({ nvext: { session_control: { session_id: id, ...(action && { action }), ...extra } } });
-const reply = 'The moon is a rock.';
-
-async function fleet(t, { n = 2, options = {}, ...rest } = {}) {
-  const engines = [];
-  for (let i = 0; i < n; i++) engines.push(await sglang(t, options));
-  const router = await startRouter(t, {
-    engines: Object.fromEntries(engines.map((e, i) => [`e${i}`, e.url])), ...rest,
-  });
-  await until('capabilities', async () => {
-    const list = (await get(`${router.admin}/engines`)).json.engines;
-    return list.every((e) => e.kind === 'sglang' && (e.capabilities.includes('streaming_sessions')
-      === (options.info?.enable_streaming_session ?? true)));
-  });
-  const ask = (body, opt) => post(`${router.url}${CHAT}`, { model: 'm', ...body }, opt);
-  const all = (what) => engines.flatMap((e) => e[what]);
-  return { engines, router, ask, all };
-}
-
-const sessions = async (router) => (await get(`${router.admin}/sessions`)).json.sessions;
 
 test('open, turns, close: the engine holds the session from before the first turn to after the last', async (t) => {
   const { engines, router, ask, all } = await fleet(t);
@@ -182,8 +161,9 @@ test('turns of one engine session run one after the other; too many are refused'
   const delta = control('s', undefined, { history: 'delta' });
   const turns = [ask({ messages: say('a'), ...delta })];
   await engine.request(1);
+  const before = await metric(router, 'perilune_session_turns_waited_total');
   turns.push(ask({ messages: say('b'), ...delta }), ask({ messages: say('c'), ...delta }));
-  await until('two wait', async () => await metric(router, 'perilune_session_turns_waited_total') === 2);
+  await until('two wait', async () => await metric(router, 'perilune_session_turns_waited_total') === before + 2);
   const refused = await ask({ messages: say('d'), ...delta });
   assert.equal(refused.status, 409);
   assert.equal(refused.json.error.code, 'session_busy');
@@ -206,8 +186,9 @@ test('a client that leaves in the middle of a turn: aborted, and the next turn w
   leaving.abort();
   await assert.rejects(left);
   await engine.when(() => engine.aborts.length, 'the abort');
+  const before = await metric(router, 'perilune_session_turns_waited_total');
   const next = ask({ ...delta, messages: say('three') });
-  await until('it waits', async () => await metric(router, 'perilune_session_turns_waited_total') === 1);
+  await until('it waits', async () => await metric(router, 'perilune_session_turns_waited_total') === before + 1);
   assert.equal(engine.requests.length, 2);
   held.open();
   assert.equal((await next).status, 200);
@@ -313,6 +294,11 @@ test('the admin API lists, shows and closes sessions', async (t) => {
   assert.equal((await del(`${router.admin}/sessions/a%2Fb%20c`)).status, 404);
   await engines[0].when(() => engines[0].closes.length === 1, 'the close');
   assert.equal((await get(`${router.admin}/sessions?limit=x`)).status, 400);
+  for (const method of [get, del]) { // names that no session can have
+    assert.equal((await method(`${router.admin}/sessions/${'x'.repeat(257)}`)).status, 400);
+    assert.equal((await method(`${router.admin}/sessions/${'x'.repeat(7000)}`)).status, 400);
+    assert.equal((await method(`${router.admin}/sessions/x?tenant=${'y'.repeat(7000)}`)).status, 400);
+  }
 });
 
 test('bad input: each has its answer, and nothing is held', async (t) => {

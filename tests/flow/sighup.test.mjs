@@ -20,7 +20,7 @@ const running = async (router) => (await get(`${router.admin}/policy`)).json;
 test('a policy that the file names anew is taken, with its params', async (t) => {
   const a = await fakeEngine(t);
   const router = await startRouter(t, { engines: { a: a.url } });
-  assert.equal((await running(router)).name, 'least_loaded');
+  assert.equal((await running(router)).name, 'prefix_seconds');
   await hangUp(router, { policy: 'round_robin' });
   assert.equal((await running(router)).name, 'round_robin');
   await hangUp(router, { policy: { name: 'consistent_hash', params: { header: 'x-user' } } });
@@ -37,7 +37,7 @@ test('a policy that the file names anew and that is refused leaves the old one, 
   const router = await startRouter(t, {});
   const wrong = { policy: { name: 'round_robin', params: { nonsense: 1 } } };
   await hangUp(router, wrong, 'policy_refused');
-  assert.equal((await running(router)).name, 'least_loaded');
+  assert.equal((await running(router)).name, 'prefix_seconds');
   await hangUp(router, wrong, 'policy_refused');
   await hangUp(router, { policy: 'round_robin' });
   assert.equal((await running(router)).name, 'round_robin');

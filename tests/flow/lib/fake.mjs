@@ -30,6 +30,7 @@ export class FakeEngine {
     this.models = models;
     this.healthy = true;
     this.requests = [];   // every inference request: {method, path, headers, body, json, aborted}
+    this.metrics = null;  // the text of /metrics; null: there is none
     this.looks = new Set();
     this.words = words;
     this.delayMs = 0;
@@ -96,6 +97,10 @@ export class FakeEngine {
         object: 'list',
         data: this.models.map((id) => ({ id, object: 'model', created: 1, owned_by: 'fake' })),
       });
+      return;
+    }
+    if (path === '/metrics' && this.metrics !== null) {
+      res.writeHead(200, { 'content-type': 'text/plain; version=0.0.4' }).end(this.metrics);
       return;
     }
     if (req.method === 'GET') {

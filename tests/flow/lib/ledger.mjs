@@ -4,9 +4,9 @@ import { readFileSync } from 'node:fs';
 import { get } from './http.mjs';
 import { until } from './proc.mjs';
 
-const counts = ['inflight', 'streams', 'queued_prefill_tokens'];
+const counts = ['inflight', 'streams', 'queued_prefill_tokens', 'decode_blocks'];
 
-// {engine: {inflight, streams, queued_prefill_tokens}}, the workers of an engine together.
+// {engine: {inflight, streams, queued_prefill_tokens, decode_blocks}}, the workers of an engine together.
 export async function ledger(router) {
   const { engines } = (await get(`${router.admin}/engines`)).json;
   return Object.fromEntries(engines.map(({ name, workers }) => [name, Object.fromEntries(

@@ -15,6 +15,7 @@ export class SglangFake extends FakeEngine {
     this.onOpen = null;        // (body, res) => true when it has answered itself
     this.onClose = null;
     this.onTurn = null;        // (entry, session) => promise: before the reply
+    this.onDone = null;        // () => promise: between a stream's [DONE] and its end
     this.handler = (entry, res) => this.infer(entry, res);
   }
 
@@ -111,6 +112,7 @@ export class SglangFake extends FakeEngine {
         usage: usage(n, this.words.length) });
     }
     await write('[DONE]');
+    if (this.onDone) await this.onDone();
     res.end();
   }
 }

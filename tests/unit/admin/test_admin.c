@@ -321,7 +321,7 @@ static void test_reload(void **state)
     char path[128], body[256];
     start(&f, PLAIN);
     json_t *j = expect(&f, 200, "GET", "/policy", "");
-    assert_string_equal(text(j, "name"), "least_loaded");
+    assert_string_equal(text(j, "name"), "prefix_seconds");
     assert_int_equal(json_integer_value(json_object_get(j, "generation")), 1);
     assert_true(json_is_null(json_object_get(j, "last_error")));
     json_decref(j);

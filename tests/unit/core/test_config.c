@@ -47,7 +47,7 @@ static void test_defaults(void **state)
     assert_int_equal(pl_config_finish(&c, &eb), 0);
     equals(c.listen, "127.0.0.1:8000");
     equals(c.admin_listen, "127.0.0.1:8001");
-    equals(c.policy, "least_loaded");
+    equals(c.policy, "prefix_seconds");
     assert_int_equal(c.engines_n, 0);
     assert_int_equal(c.retries, 2);
     assert_int_equal(c.server.limits.body_bytes, 32 << 20);
@@ -180,14 +180,27 @@ static void test_wrong_values(void **state)
             "router.lua: sessions.headers[1]: found the text \"a b\", expected a header's name");
     refused("{\"sessions\":{\"headers\":[{\"parent\":\"x\"}]}}",
             "router.lua: sessions.headers[1]: 'id' is missing");
-    refused("{\"kv\":{}}", "router.lua: kv: not available yet in this version (the index of the "
-                           "engines' KV caches)");
+    refused("{\"kv\":{\"use\":\"x\"}}",
+            "router.lua: kv.use: found the text \"x\", expected \"auto\" or \"always\" or \"off\"");
+    refused(
+        "{\"engines\":[{\"url\":\"http://a\",\"kv_events\":{\"endpoint\":\"a:1\"}}]}",
+        "router.lua: engines[1]: engine http://a: kv_events.endpoint must be tcp://HOST:PORT or "
+        "ipc://PATH");
+    refused("{\"engines\":[{\"url\":\"http://a\",\"kv_events\":{\"mode\":\"connect\"}}]}",
+            "router.lua: engines[1]: engine http://a: kv_events.endpoint is missing");
 }
 
 static void test_secrets_are_not_shown(void **state)
 {
     refused("{\"admin\":{\"token\":4711}}", "router.lua: admin.token: expected text");
     refused("{\"api_keys\":[{\"key\":4711}]}", "router.lua: api_keys[1].key: expected text");
+    char text[400], tenant[257];
+    memset(tenant, 't', 256);
+    tenant[256] = 0;
+    snprintf(text, sizeof text,
+             "{\"limits\":{\"id_bytes\":1024},\"api_keys\":[{\"key\":\"k\",\"tenant\":\"%s\"}]}",
+             tenant);
+    refused(text, "router.lua: api_keys[1]: the tenant's name is longer than 255 bytes");
     refused("{\"api_keys\":[{\"tenant\":\"t\"}]}",
             "router.lua: api_keys[1]: has no key: give key or key_file");
 }

@@ -231,8 +231,8 @@ static void a_ticket_is_taken_back_once(void **state)
     pl_ticket t = {0}, u = {0};
     pl_ticket_end(&t); /* never begun */
     pl_ticket_first_token(&t, 1);
-    pl_ticket_begin(&t, w, 100.7, true);
-    pl_ticket_begin(&u, w, 50, false);
+    pl_ticket_begin(&t, w, &(pl_load){.prompt_tokens = 100.7, .stream = true});
+    pl_ticket_begin(&u, w, &(pl_load){.prompt_tokens = 50, .stream = false});
     assert_int_equal(pl_engine_inflight(e), 2);
     assert_int_equal(atomic_load(&w->streams), 1);
     assert_int_equal(atomic_load(&w->queued_prefill_tokens), 150);
@@ -259,7 +259,7 @@ static void absurd_prompts_leave_the_ledger_sane(void **state)
     static const double odd[] = {NAN, INFINITY, -INFINITY, -5, 0, 0.5, 1e300};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         pl_ticket t = {0};
-        pl_ticket_begin(&t, &e->workers[0], odd[i], false);
+        pl_ticket_begin(&t, &e->workers[0], &(pl_load){.prompt_tokens = odd[i], .stream = false});
         assert_true(atomic_load(&e->workers[0].queued_prefill_tokens) >= 0);
         pl_ticket_end(&t);
         ledger_is_empty(&e->workers[0]);
@@ -270,7 +270,7 @@ static void absurd_prompts_leave_the_ledger_sane(void **state)
 static void serve_once(pl_worker_state *w, double tokens, double ttft)
 {
     pl_ticket t = {0};
-    pl_ticket_begin(&t, w, tokens, true);
+    pl_ticket_begin(&t, w, &(pl_load){.prompt_tokens = tokens, .stream = true});
     pl_ticket_first_token(&t, ttft);
     pl_ticket_end(&t);
 }
@@ -313,14 +313,14 @@ static void caps_count_over_ranks(void **state)
     pl_worker_state *a = &e->workers[0], *b = &e->workers[1];
     pl_ticket t = {0}, u = {0};
     assert_false(pl_worker_at_capacity(a));
-    pl_ticket_begin(&t, a, 10, false);
+    pl_ticket_begin(&t, a, &(pl_load){.prompt_tokens = 10, .stream = false});
     assert_false(pl_worker_at_capacity(b));
-    pl_ticket_begin(&u, b, 10, false);
+    pl_ticket_begin(&u, b, &(pl_load){.prompt_tokens = 10, .stream = false});
     assert_true(pl_worker_at_capacity(a) && pl_worker_at_capacity(b));
     pl_ticket_end(&t);
     assert_false(pl_worker_at_capacity(b));
     pl_ticket_end(&u);
-    pl_ticket_begin(&t, a, 100, false);
+    pl_ticket_begin(&t, a, &(pl_load){.prompt_tokens = 100, .stream = false});
     assert_true(pl_worker_at_capacity(b));
     pl_ticket_first_token(&t, 1); /* prefill is done, the request is not */
     assert_false(pl_worker_at_capacity(b));
@@ -328,7 +328,7 @@ static void caps_count_over_ranks(void **state)
     pl_engine_unref(e);
     e = make("http://h"); /* no caps */
     for (int i = 0; i < 100; i++) {
-        pl_ticket_begin(&t, &e->workers[0], 1e9, false);
+        pl_ticket_begin(&t, &e->workers[0], &(pl_load){.prompt_tokens = 1e9, .stream = false});
         assert_false(pl_worker_at_capacity(&e->workers[0]));
     }
     pl_engine_unref(e);
@@ -351,8 +351,9 @@ static void *traffic(void *arg)
             pl_engine_unref(w->engine);
         } else {
             pl_engine_ref(e);
-            pl_ticket_begin(t, &e->workers[pl_rng_below(&rng, 2)], pl_rng_below(&rng, 1000),
-                            pl_rng_below(&rng, 2));
+            pl_ticket_begin(t, &e->workers[pl_rng_below(&rng, 2)],
+                            &(pl_load){.prompt_tokens = pl_rng_below(&rng, 1000),
+                                       .stream = pl_rng_below(&rng, 2)});
         }
     }
     for (int i = 0; i < 8; i++)
@@ -388,6 +389,40 @@ static void several_threads_end_at_zero(void **state)
     pl_engine_unref(e);
 }
 
+/* Prompt and generated tokens take whole blocks; cached ones are no prefill; all of it goes back.
+ */
+static void blocks_follow_the_tokens(void **state)
+{
+    pl_engine *e = NULL;
+    const pl_engine_spec spec = {.url = PL_STR("http://h")};
+    assert_int_equal(pl_engine_new(&spec, &e, NULL), 0);
+    pl_worker_state *w = &e->workers[0];
+    pl_ticket t = {0}, u = {0};
+    pl_ticket_begin(&t, w, &(pl_load){.prompt_tokens = 33, .cached_tokens = 32});
+    assert_int_equal(atomic_load(&w->queued_prefill_tokens), 1);
+    assert_int_equal(atomic_load(&w->decode_blocks), 3); /* of 16 tokens */
+    pl_ticket_output(&t, 15);
+    assert_int_equal(atomic_load(&w->decode_blocks), 3);
+    pl_ticket_output(&t, 1);
+    assert_int_equal(atomic_load(&w->decode_blocks), 4);
+    atomic_store(&w->block_tokens, 64);
+    pl_ticket_begin(&u, w, &(pl_load){.prompt_tokens = 200, .cached_tokens = 300});
+    assert_int_equal(atomic_load(&w->queued_prefill_tokens), 1);
+    assert_int_equal(atomic_load(&w->decode_blocks), 8);
+    pl_ticket_output(&u, 56);
+    assert_int_equal(atomic_load(&w->decode_blocks), 8);
+    pl_ticket_output(&u, 1);
+    assert_int_equal(atomic_load(&w->decode_blocks), 9);
+    pl_ticket_end(&u);
+    pl_ticket_end(&u);
+    pl_ticket_output(&u, 1000);
+    assert_int_equal(atomic_load(&w->decode_blocks), 4);
+    pl_ticket_end(&t);
+    assert_int_equal(atomic_load(&w->decode_blocks), 0);
+    assert_int_equal(atomic_load(&w->queued_prefill_tokens), 0);
+    pl_engine_unref(e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -401,6 +436,7 @@ int main(void)
         cmocka_unit_test(absurd_prompts_leave_the_ledger_sane),
         cmocka_unit_test(averages_follow_what_is_measured),
         cmocka_unit_test(caps_count_over_ranks),
+        cmocka_unit_test(blocks_follow_the_tokens),
         cmocka_unit_test(several_threads_end_at_zero),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

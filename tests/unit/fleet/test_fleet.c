@@ -444,7 +444,8 @@ static void readers_beside_writers(void **state)
         const pl_model *m = pl_view_model(v, PL_STR("m"));
         for (int i = 0; m && i < m->workers_n; i++) {
             pl_ticket ticket = {0};
-            pl_ticket_begin(&ticket, m->workers[i], 10, false);
+            pl_ticket_begin(&ticket, m->workers[i],
+                            &(pl_load){.prompt_tokens = 10, .stream = false});
             pl_engine_why(m->workers[i]->engine, &pl_breaker_default, 0);
             pl_ticket_end(&ticket);
         }

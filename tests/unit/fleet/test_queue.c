@@ -96,7 +96,7 @@ static void on_wake(pl_waiter *w)
     if (w->cancelled)
         strcat(g->r->woken, "!");
     else if (g->then == TAKE)
-        pl_ticket_begin(&g->ticket, g->takes, 1, false);
+        pl_ticket_begin(&g->ticket, g->takes, &(pl_load){.prompt_tokens = 1, .stream = false});
     else if (g->then == GO_BACK)
         assert_int_equal(pl_queue_put(g->r->q, w), 0);
 }
@@ -485,7 +485,7 @@ static bool try_worker(storm_request *rq, int i)
     storm *s = rq->l->s;
     if (pl_worker_at_capacity(s->w[i]))
         return false;
-    pl_ticket_begin(&rq->ticket, s->w[i], 1, false);
+    pl_ticket_begin(&rq->ticket, s->w[i], &(pl_load){.prompt_tokens = 1, .stream = false});
     if (pl_engine_inflight(s->w[i]->engine) > s->w[i]->engine->max_inflight) {
         pl_ticket_end(&rq->ticket);
         pl_queue_freed(s->q, s->w[i], s->view);

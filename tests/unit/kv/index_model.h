@@ -33,7 +33,7 @@ typedef struct model {
     uint64_t entries[4096];
 } model;
 
-static model_cell *model_at(model_map *m, uint64_t a, uint64_t b)
+static inline model_cell *model_at(model_map *m, uint64_t a, uint64_t b)
 {
     if (m->used * 2 >= m->mask) {
         model_map old = *m;
@@ -56,13 +56,14 @@ static model_cell *model_at(model_map *m, uint64_t a, uint64_t b)
     return &m->cell[i];
 }
 
-static uint64_t model_place(const model *m, int slot, int tier)
+static inline uint64_t model_place(const model *m, int slot, int tier)
 {
     uint32_t place = (uint32_t)slot * PL_TIERS + (uint32_t)tier;
     return (uint64_t)m->life[place] << 32 | place;
 }
 
-static uint32_t model_child(model *m, uint32_t parent, uint32_t space, uint64_t local, bool make)
+static inline uint32_t model_child(model *m, uint32_t parent, uint32_t space, uint64_t local,
+                                   bool make)
 {
     /* nodes from 1; the root of a space is beyond all of them */
     model_cell *c = model_at(&m->children, parent ? parent : 0x100000000u + space, local);
@@ -76,15 +77,33 @@ static uint32_t model_child(model *m, uint32_t parent, uint32_t space, uint64_t 
     return c->node;
 }
 
-static void model_drop(model *m, int slot, int tier, uint32_t node)
+static inline void model_drop(model *m, int slot, int tier, uint32_t node)
 {
     model_cell *c = model_at(&m->holds, model_place(m, slot, tier), node);
     if (--c->count == 0)
         m->entries[slot]--;
 }
 
-static int model_store(model *m, uint32_t space, int slot, pl_tier tier, const uint64_t *parent,
-                       const uint64_t *engine, const uint64_t *local, size_t n)
+/* The worker has the node in the tier under that name. */
+static inline void model_name(model *m, int slot, int tier, uint64_t name, uint32_t node)
+{
+    model_cell *c = model_at(&m->names, model_place(m, slot, tier), name);
+    if (c->count && c->node == node) {
+        c->count++;
+        return;
+    }
+    uint32_t old = c->count ? c->node : 0;
+    c->node = node;
+    c->count = 1;
+    if (model_at(&m->holds, model_place(m, slot, tier), node)->count++ == 0)
+        m->entries[slot]++;
+    if (old)
+        model_drop(m, slot, tier, old);
+}
+
+static inline int model_store(model *m, uint32_t space, int slot, pl_tier tier,
+                              const uint64_t *parent, const uint64_t *engine, const uint64_t *local,
+                              size_t n)
 {
     uint32_t node = 0;
     for (int t = 0; parent && !node && t < PL_TIERS; t++) {
@@ -96,23 +115,13 @@ static int model_store(model *m, uint32_t space, int slot, pl_tier tier, const u
         return PL_ENOTFOUND;
     for (size_t i = 0; i < n; i++) {
         node = model_child(m, node, space, local[i], true);
-        model_cell *c = model_at(&m->names, model_place(m, slot, tier), engine[i]);
-        if (c->count && c->node == node) {
-            c->count++;
-            continue;
-        }
-        uint32_t old = c->count ? c->node : 0;
-        c->node = node;
-        c->count = 1;
-        if (model_at(&m->holds, model_place(m, slot, tier), node)->count++ == 0)
-            m->entries[slot]++;
-        if (old)
-            model_drop(m, slot, tier, old);
+        model_name(m, slot, tier, engine[i], node);
     }
     return 0;
 }
 
-static size_t model_remove(model *m, int slot, pl_tier tier, const uint64_t *engine, size_t n)
+static inline size_t model_remove(model *m, int slot, pl_tier tier, const uint64_t *engine,
+                                  size_t n)
 {
     size_t known = 0;
     for (size_t i = 0; i < n; i++) {
@@ -126,7 +135,62 @@ static size_t model_remove(model *m, int slot, pl_tier tier, const uint64_t *eng
     return known;
 }
 
-static void model_clear(model *m, int slot, int tier)
+/* The node of that name in the nearest tier; 0: none. */
+static inline uint32_t model_known(model *m, int slot, uint64_t name)
+{
+    for (int t = 0; t < PL_TIERS; t++) {
+        model_cell *c = model_at(&m->names, model_place(m, slot, t), name);
+        if (c->count)
+            return c->node;
+    }
+    return 0;
+}
+
+static inline uint32_t model_space_of(model *m, int slot, uint64_t name)
+{
+    uint32_t node = model_known(m, slot, name);
+    return node ? m->space_of[node] : 0;
+}
+
+static inline size_t model_also(model *m, int slot, pl_tier tier, const uint64_t *engine, size_t n)
+{
+    size_t known = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t node = model_known(m, slot, engine[i]);
+        known += node != 0;
+        if (node)
+            model_name(m, slot, tier, engine[i], node);
+    }
+    return known;
+}
+
+/* The names are in ascending order. */
+static inline size_t model_keep(model *m, int slot, const uint64_t *engine, size_t n)
+{
+    uint64_t before = m->entries[slot];
+    for (size_t i = 0; m->names.cell && i <= m->names.mask; i++) {
+        model_cell *c = &m->names.cell[i];
+        int t = 0;
+        while (t < PL_TIERS && (!c->count || c->a != model_place(m, slot, t)))
+            t++;
+        if (t == PL_TIERS)
+            continue;
+        size_t lo = 0, hi = n;
+        while (lo < hi) {
+            size_t mid = (lo + hi) / 2;
+            if (engine[mid] < c->b)
+                lo = mid + 1;
+            else
+                hi = mid;
+        }
+        c->count = lo < n && engine[lo] == c->b;
+        if (!c->count)
+            model_drop(m, slot, t, c->node);
+    }
+    return (size_t)(before - m->entries[slot]);
+}
+
+static inline void model_clear(model *m, int slot, int tier)
 {
     for (int t = 0; t < PL_TIERS; t++) {
         if (tier >= 0 && t != tier)
@@ -139,8 +203,8 @@ static void model_clear(model *m, int slot, int tier)
 }
 
 /* blocks[] of one worker; false when it does not hold the first block. */
-static bool model_match(model *m, uint32_t space, int slot, const uint64_t *local, size_t n,
-                        uint32_t blocks[PL_TIERS])
+static inline bool model_match(model *m, uint32_t space, int slot, const uint64_t *local, size_t n,
+                               uint32_t blocks[PL_TIERS])
 {
     bool on[PL_TIERS] = {true, true, true, true};
     memset(blocks, 0, PL_TIERS * sizeof *blocks);
@@ -158,7 +222,7 @@ static bool model_match(model *m, uint32_t space, int slot, const uint64_t *loca
     return blocks[PL_TIERS - 1] > 0;
 }
 
-static void model_free(model *m)
+static inline void model_free(model *m)
 {
     free(m->children.cell);
     free(m->names.cell);
