@@ -319,6 +319,23 @@ static void unauthorized(pl_exchange *x)
                                "admin token: Authorization: Bearer TOKEN\"}}"));
 }
 
+/* An address or localhost. Any other name can be made to point here by whoever owns it, and a page
+ * that was loaded under it then reads answers as its own (no Origin is sent with such a GET). */
+static bool is_this_machine(pl_str host)
+{
+    static const pl_str suffix = PL_STR_INIT(".localhost");
+    pl_str name = {NULL, 0};
+    if (host.n == 0 || host.p[0] == '[')
+        return true;
+    pl_str_cut(&host, ':', &name);
+    bool digits = true;
+    for (size_t i = 0; i < name.n && digits; i++)
+        digits = name.p[i] == '.' || (name.p[i] >= '0' && name.p[i] <= '9');
+    if (digits || pl_str_ieq(name, PL_STR("localhost")))
+        return true;
+    return name.n > suffix.n && pl_str_ieq((pl_str){name.p + name.n - suffix.n, suffix.n}, suffix);
+}
+
 static bool on_head(void *ctx, pl_exchange *x)
 {
     const pl_admin *a = ctx;
@@ -328,6 +345,11 @@ static bool on_head(void *ctx, pl_exchange *x)
         return false;
     }
     pl_str token = a->router->config.admin_token;
+    if (token.n == 0 && !is_this_machine(pl_head_find(&x->head, PL_STR("host")))) {
+        pl_admin_error(x, 403, "forbidden",
+                       "without a token the admin API is asked by its address or as localhost");
+        return false;
+    }
     if (token.n == 0)
         return true;
     pl_str given = pl_head_find(&x->head, PL_STR("authorization")), scheme = {NULL, 0};
