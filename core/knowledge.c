@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "kv/discover.h"
 #include "kv/feed.h"
+#include "kv/known.h"
 
 #define LOOK_MS        500
 #define TOKENIZE_CALLS 256 /* under way at once, of all loops */
@@ -67,8 +68,11 @@ static void feed_from(pl_knowledge *k, source *s, const pl_discovered *d)
         .one_stream = e->events_one_stream,
         .topic = pl_str_c(e->events_topic),
     };
-    if (d)
+    if (d) {
         pl_discovered_source(d, &src);
+        if (!src.replay.n) /* older SGLang has one and does not tell */
+            src.replay = pl_str_c(e->events_replay);
+    }
     if (src.block_tokens)
         for (int i = 0; i < e->workers_n; i++)
             atomic_store(&e->workers[i].block_tokens, (int32_t)src.block_tokens);
@@ -212,7 +216,9 @@ int pl_knowledge_start(pl_router *r, pl_errbuf *eb)
     int rc = k ? pl_holdings_new(&c->holdings, &r->holdings) : PL_ENOMEM;
     if (rc == 0) {
         pl_feed_options o = PL_FEED_OPTIONS;
+        const pl_known known = pl_known_of(pl_holdings_index(r->holdings));
         o.index = pl_holdings_index(r->holdings);
+        o.known = &known;
         o.trust = c->trust;
         rc = pl_feed_new(&o, &k->feed);
     }

@@ -1,7 +1,7 @@
 /* The admin API: a server on the control loop, so every handler may change the fleet and start a
  * reload directly. Started and stopped by router.c on the control thread. This file has the life
- * of the server, who may ask, the routes, and the small pages; admin_engines.c and admin_policy.c
- * have the rest. */
+ * of the server, who may ask, the routes, and the small pages; the other
+ * admin_*.c have the rest. */
 #include "admin/admin_api.h"
 
 #include <stdarg.h>
@@ -13,8 +13,8 @@
 #include "base/clock.h"
 
 #define CONNECTIONS_MAX 256
-#define BODY_MAX        ((size_t)1 << 20)
-#define BODY_MEMORY_MAX ((uint64_t)16 << 20)
+#define BODY_MAX        ((size_t)8 << 20) /* prompts to explain, events that are handed in */
+#define BODY_MEMORY_MAX ((uint64_t)64 << 20)
 
 /* --- answers --- */
 
@@ -179,6 +179,11 @@ static const route routes[] = {
     {PL_DELETE, "/sessions/NAME", pl_admin_session_close},
     {PL_GET, "/policy", pl_admin_policy_get},
     {PL_POST, "/policy/reload", pl_admin_policy_reload},
+    {PL_POST, "/explain", pl_admin_explain},
+    {PL_GET, "/index", pl_admin_index},
+    {PL_POST, "/query", pl_admin_query},
+    {PL_POST, "/query_by_hash", pl_admin_query_by_hash},
+    {PL_POST, "/events", pl_admin_events},
     {PL_GET, "/status", get_status},
     {PL_GET, "/metrics", get_metrics},
     {PL_GET, "/health", get_health},
@@ -234,6 +239,19 @@ bool pl_admin_decode(pl_exchange *x, pl_str in, bool any, pl_str *out)
     p[n] = 0;
     *out = (pl_str){p, n};
     return true;
+}
+
+pl_str pl_admin_parameter(pl_exchange *x, pl_str name)
+{
+    pl_str query = x->head.query, part, key;
+    while (pl_str_cut(&query, '&', &part)) {
+        pl_str value = part;
+        if (!pl_str_cut(&value, '=', &key) || !pl_str_eq(key, name))
+            continue;
+        pl_str out;
+        return pl_admin_decode(x, value, true, &out) ? out : (pl_str){NULL, 0};
+    }
+    return (pl_str){NULL, 0};
 }
 
 static void not_found(pl_exchange *x)
@@ -301,6 +319,23 @@ static void unauthorized(pl_exchange *x)
                                "admin token: Authorization: Bearer TOKEN\"}}"));
 }
 
+/* An address or localhost. Any other name can be made to point here by whoever owns it, and a page
+ * that was loaded under it then reads answers as its own (no Origin is sent with such a GET). */
+static bool is_this_machine(pl_str host)
+{
+    static const pl_str suffix = PL_STR_INIT(".localhost");
+    pl_str name = {NULL, 0};
+    if (host.n == 0 || host.p[0] == '[')
+        return true;
+    pl_str_cut(&host, ':', &name);
+    bool digits = true;
+    for (size_t i = 0; i < name.n && digits; i++)
+        digits = name.p[i] == '.' || (name.p[i] >= '0' && name.p[i] <= '9');
+    if (digits || pl_str_ieq(name, PL_STR("localhost")))
+        return true;
+    return name.n > suffix.n && pl_str_ieq((pl_str){name.p + name.n - suffix.n, suffix.n}, suffix);
+}
+
 static bool on_head(void *ctx, pl_exchange *x)
 {
     const pl_admin *a = ctx;
@@ -310,6 +345,11 @@ static bool on_head(void *ctx, pl_exchange *x)
         return false;
     }
     pl_str token = a->router->config.admin_token;
+    if (token.n == 0 && !is_this_machine(pl_head_find(&x->head, PL_STR("host")))) {
+        pl_admin_error(x, 403, "forbidden",
+                       "without a token the admin API is asked by its address or as localhost");
+        return false;
+    }
     if (token.n == 0)
         return true;
     pl_str given = pl_head_find(&x->head, PL_STR("authorization")), scheme = {NULL, 0};

@@ -1,5 +1,5 @@
-/* What the handlers of the admin API share: admin.c routes to admin_engines.c and admin_policy.c.
- * All of it runs on the control loop. */
+/* What the handlers of the admin API share: admin.c routes to the admin_*.c. All of it runs on the
+ * control loop. */
 #ifndef PL_ADMIN_API_H
 #define PL_ADMIN_API_H
 
@@ -45,6 +45,10 @@ json_t *pl_admin_body(pl_exchange *x);
  * name (any: false) has no blanks, slashes or bytes outside ASCII. */
 bool pl_admin_decode(pl_exchange *x, pl_str in, bool any, pl_str *out);
 
+/* The parameter of that name of the query, decoded into the exchange's arena; {NULL,0} when absent
+ * (or not decodable). */
+pl_str pl_admin_parameter(pl_exchange *x, pl_str name);
+
 /* --- handlers; name: the decoded NAME of the path, NUL-terminated --- */
 void pl_admin_engines_list(pl_admin *a, pl_exchange *x, pl_str name);
 void pl_admin_engines_add(pl_admin *a, pl_exchange *x, pl_str name);
@@ -57,5 +61,10 @@ void pl_admin_session_get(pl_admin *a, pl_exchange *x, pl_str id);
 void pl_admin_session_close(pl_admin *a, pl_exchange *x, pl_str id);
 void pl_admin_policy_get(pl_admin *a, pl_exchange *x, pl_str name);
 void pl_admin_policy_reload(pl_admin *a, pl_exchange *x, pl_str name);
+void pl_admin_explain(pl_admin *a, pl_exchange *x, pl_str name);
+void pl_admin_index(pl_admin *a, pl_exchange *x, pl_str name);
+void pl_admin_query(pl_admin *a, pl_exchange *x, pl_str name);
+void pl_admin_query_by_hash(pl_admin *a, pl_exchange *x, pl_str name);
+void pl_admin_events(pl_admin *a, pl_exchange *x, pl_str name);
 
 #endif

@@ -48,23 +48,9 @@ static json_t *session_json(pl_router *r, const pl_session_name *name, const pl_
     return j;
 }
 
-/* The parameter of that name, decoded into the exchange's arena; {NULL,0} when absent. */
-static pl_str parameter(pl_exchange *x, pl_str name)
-{
-    pl_str query = x->head.query, part, key;
-    while (pl_str_cut(&query, '&', &part)) {
-        pl_str value = part;
-        if (!pl_str_cut(&value, '=', &key) || !pl_str_eq(key, name))
-            continue;
-        pl_str out;
-        return pl_admin_decode(x, value, true, &out) ? out : (pl_str){NULL, 0};
-    }
-    return (pl_str){NULL, 0};
-}
-
 static pl_session_name name_of(pl_exchange *x, pl_str id)
 {
-    pl_str tenant = parameter(x, PL_STR("tenant"));
+    pl_str tenant = pl_admin_parameter(x, PL_STR("tenant"));
     return (pl_session_name){tenant.p ? tenant : PL_STR("default"), id};
 }
 
@@ -116,7 +102,8 @@ static void list_done(pl_store_list_call *c)
 
 void pl_admin_sessions_list(pl_admin *a, pl_exchange *x, pl_str name)
 {
-    pl_str cursor = parameter(x, PL_STR("cursor")), limit = parameter(x, PL_STR("limit"));
+    pl_str cursor = pl_admin_parameter(x, PL_STR("cursor")),
+           limit = pl_admin_parameter(x, PL_STR("limit"));
     double from = 0, most = LIST_DEFAULT;
     if ((cursor.p && (pl_str_double(cursor, &from) != 0 || from < 0)) ||
         (limit.p && (pl_str_double(limit, &most) != 0 || most < 1 || most > LIST_MAX))) {

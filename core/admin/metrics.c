@@ -361,6 +361,7 @@ void pl_router_render_metrics(pl_router *r, pl_buf *out)
         engines(&t, v);
         workers(&t, v);
         told_by_engines(&t, v);
+        pl_metrics_kv(&t, r, v);
         pl_view_unref(v);
     }
     pl_text_process(&t);

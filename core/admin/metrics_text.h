@@ -39,5 +39,8 @@ double pl_process_resident_bytes(void);
 /* metrics_sessions.c */
 struct pl_router;
 void pl_metrics_sessions(pl_text *t, struct pl_router *r);
+/* metrics_kv.c */
+struct pl_view;
+void pl_metrics_kv(pl_text *t, struct pl_router *r, const struct pl_view *v);
 
 #endif

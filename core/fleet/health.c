@@ -285,7 +285,7 @@ static void on_checked(void *user, const pl_fetch_result *r)
     atomic_fetch_add_explicit(&p->engine->health_checks, 1, memory_order_relaxed);
     if (r->err == 0 && r->status >= 200 && r->status <= 299) {
         on_good(p);
-    } else if (r->err == PL_EUNAVAILABLE) {
+    } else if (r->err == PL_EUNAVAILABLE || r->err == PL_ENOMEM) {
         wait_for_next(p); /* the router could not ask: that says nothing about the engine */
     } else if (r->err < 0) {
         on_bad(p, r->detail ? r->detail : pl_strerror(r->err));

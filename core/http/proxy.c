@@ -387,6 +387,10 @@ void pl_proxy_send(pl_request *rq)
 
 static void decide_and_send(pl_request *rq)
 {
+    if (rq->refusal) {
+        pl_explain_decide(rq);
+        return;
+    }
     for (int round = 0; round < 8; round++)
         if (decide_once(rq))
             return;

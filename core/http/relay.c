@@ -93,6 +93,10 @@ void pl_relay_error(pl_request *rq, int status, const char *code, double retry_a
     va_start(ap, fmt);
     vsnprintf(message, sizeof message, fmt, ap);
     va_end(ap);
+    if (rq->refusal) {
+        pl_explain_refused(rq->refusal, status, code, message);
+        return;
+    }
     pl_loop *l = rq->loop;
     pl_exchange *x = rq->x;
     pl_header own[OWN_HEADERS];

@@ -55,6 +55,7 @@ struct pl_request {
     pl_rq_tokens *tokens;          /* the engine's /tokenize is asked, or has answered: prompt.c */
     pl_prompt *prompt;             /* its keys, for the workers' caches; NULL: nobody looks */
     bool query_only;               /* tell the choice, send nothing */
+    struct pl_refusal *refusal;    /* explain.c alone: there is no client, errors are told to it */
 
     /* waiting */
     pl_waiter waiter;
@@ -186,6 +187,13 @@ void pl_answer_error(pl_loop *l, pl_exchange *x, int status, const char *code,
                      double retry_after_seconds, const pl_header *extra, int extra_n,
                      const char *message);
 void pl_count_status(pl_loop *l, int status);
+
+/* --- explain.c: a request that is only looked at --- */
+void pl_explain_refused(struct pl_refusal *r, int status, const char *code, const char *message);
+void pl_explain_decide(pl_request *rq); /* in place of deciding and sending */
+/* session.c: the record and the pin of a session as it is bound; NULL: it is not. No turn begins.
+ */
+void pl_session_explain(pl_request *rq, const pl_binding *b);
 
 /* --- proxy.c: the state machine --- */
 

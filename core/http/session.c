@@ -341,6 +341,24 @@ static bool without_store(pl_request *rq)
     return true;
 }
 
+void pl_session_explain(pl_request *rq, const pl_binding *b)
+{
+    pl_rq_session *s = rq->session;
+    bool backed = b && b->kind == PL_SESSION_ENGINE_BACKED;
+    s->turn.bound = b != NULL;
+    if (b)
+        s->turn.binding = *b;
+    s->turn.held_tokens = -1; /* the turn's to know */
+    s->kind = backed || s->wish.action == PL_WISH_OPEN ? PL_ENGINE_BACKED : PL_ROUTER_ONLY;
+    s->ttl_seconds = b ? b->ttl_ms / 1e3 : s->wish.timeout_seconds;
+    fill_record(s);
+    rq->ask.can_open = can_open;
+    rq->ask.can_open_ctx = rq;
+    rq->ask.wants_open = !backed && s->kind == PL_ENGINE_BACKED;
+    rq->ask.pin = pl_turn_worker(&s->turn, rq->ask.model);
+    rq->ask.pin_must = backed;
+}
+
 /* The turn has begun: what is known of the session is known now. True: decide; false: answered. */
 static bool begun(pl_request *rq, int rc)
 {

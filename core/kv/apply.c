@@ -434,18 +434,10 @@ int pl_apply_batch(pl_apply *a, pl_apply_target *t, int rank, const void *payloa
     return 0;
 }
 
-static int by_value(const void *x, const void *y)
-{
-    uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
-    return a < b ? -1 : a > b;
-}
-
-int pl_apply_keep(pl_apply *a, pl_apply_rank *r, uint64_t *engine, size_t n, size_t *dropped)
+int pl_apply_keep(pl_apply *a, pl_apply_rank *r, const uint64_t *engine, size_t n, size_t *dropped)
 {
     if (!a->known.keep)
         return PL_EUNAVAILABLE;
-    if (n)
-        qsort(engine, n, sizeof *engine, by_value);
     *dropped = a->known.keep(a->known.ctx, r->slot, engine, n);
     return 0;
 }

@@ -26,8 +26,8 @@ typedef struct pl_known {
     /* The worker has stored these blocks in `tier`: those it already has under that name, in
      * whatever tier, are there too from now on. Returns how many that were. */
     size_t (*also)(void *ctx, int slot, pl_tier tier, const uint64_t *engine, size_t n);
-    /* The worker has at most these blocks, in ascending order: drops all others from all tiers.
-     * Returns how many entries that were. */
+    /* The worker has at most these blocks, in any order: drops all others from all tiers. Returns
+     * how many entries that were. */
     size_t (*keep)(void *ctx, int slot, const uint64_t *engine, size_t n);
 } pl_known;
 
@@ -98,9 +98,8 @@ int pl_apply_batch(pl_apply *a, pl_apply_target *t, int rank, const void *payloa
 /* The rank has nothing any more. */
 void pl_apply_clear(pl_apply *a, pl_apply_rank *r);
 
-/* Drops what is not among the n names, which are put in order. PL_EUNAVAILABLE: the index cannot.
- */
-int pl_apply_keep(pl_apply *a, pl_apply_rank *r, uint64_t *engine, size_t n, size_t *dropped)
+/* Drops what is not among the n names. PL_EUNAVAILABLE: the index cannot. */
+int pl_apply_keep(pl_apply *a, pl_apply_rank *r, const uint64_t *engine, size_t n, size_t *dropped)
     __attribute__((warn_unused_result));
 
 #endif

@@ -111,6 +111,10 @@ int64_t pl_block_hash(const pl_block_space *s, const uint32_t *tokens, size_t n,
         hash_all(s, tokens, 16, 17 * sizeof *tokens, count, local, seq);
     else if (s->window_tokens == 32 && s->block_tokens == 32)
         hash_all(s, tokens, 32, 32 * sizeof *tokens, count, local, seq);
+    else if (s->block_tokens == 1 && s->window_tokens == 1)
+        hash_all(s, tokens, 1, 1 * sizeof *tokens, count, local, seq);
+    else if (s->block_tokens == 1)
+        hash_all(s, tokens, 1, 2 * sizeof *tokens, count, local, seq);
     else
         hash_all(s, tokens, s->block_tokens, s->window_tokens * sizeof *tokens, count, local, seq);
     return (int64_t)count;

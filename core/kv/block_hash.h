@@ -3,7 +3,7 @@
  * know where the block stands) and a chain over local hashes (the sequence hash, which names a
  * whole prefix). A tail that does not fill a block has no hash.
  *
- * Called by apply.c for what engines publish; requests are not hashed yet. Functions are pure:
+ * Called by apply.c for what engines publish and by keys.c for prompts. Functions are pure:
  * nothing is allocated, locked or kept, any thread may call them on data of its own. */
 #ifndef PL_BLOCK_HASH_H
 #define PL_BLOCK_HASH_H

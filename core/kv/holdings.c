@@ -31,7 +31,8 @@ struct pl_holdings_loop {
     pl_holdings *h;
     pl_index_reader *reader;
     uint32_t stamp;
-    space_entry spaces[SPACES_KEPT]; /* by name modulo; block_tokens 0: empty */
+    uint32_t trusted[PL_MAX_WORKERS]; /* by slot: of the last match in which its events were */
+    space_entry spaces[SPACES_KEPT];  /* by name modulo; block_tokens 0: empty */
     pl_kv_hit hits[PL_MAX_WORKERS];
     pl_match matches[PL_MAX_WORKERS];
     pl_approx_hit approx[PL_MAX_WORKERS];
@@ -227,7 +228,7 @@ bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl
             *exact = true;
             p->tokens = (double)k->tokens_n;
         }
-        any = any || k->n > 0;
+        any = any || k->n > 0 || k->local_n > 0;
     }
     return any;
 }
@@ -245,7 +246,7 @@ bool pl_prompt_tokens(pl_holdings_loop *l, const pl_model *m, const uint32_t *id
         p->size[i].space = ns.index;
         if (!space || pl_keys_of_tokens(space, ids, n, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
-        any = any || k->n > 0;
+        any = any || k->n > 0 || k->local_n > 0;
     }
     return any;
 }
@@ -284,12 +285,14 @@ static uint32_t tokens_of(const pl_prompt *p, double tokens)
 static void match_index(pl_holdings_loop *l, const pl_prompt *p, int at)
 {
     const pl_keys *k = &p->size[at].keys;
-    if (!p->size[at].space || k->kind != PL_KEYS_TOKENS || !k->n)
+    if (!p->size[at].space || k->kind != PL_KEYS_TOKENS || !k->local_n)
         return;
-    int n =
-        pl_index_match(l->reader, p->size[at].space, k->local, k->n, l->matches, PL_MAX_WORKERS);
+    int n = pl_index_match(l->reader, p->size[at].space, k->local, k->local_n, l->matches,
+                           PL_MAX_WORKERS);
     for (int i = 0; i < n; i++) {
         const pl_match *x = &l->matches[i];
+        if (l->trusted[x->slot] != l->stamp)
+            continue; /* kept, but not believed */
         pl_kv_hit *h = hit_of(l, x->slot);
         double b = p->size[at].block_tokens;
         h->device = tokens_of(p, x->blocks[PL_TIER_DEVICE] * b);
@@ -298,15 +301,20 @@ static void match_index(pl_holdings_loop *l, const pl_prompt *p, int at)
     }
 }
 
-/* What was routed: for workers of this block size (of text: for all). */
-static void match_routed(pl_holdings_loop *l, const pl_prompt *p, int at, pl_approx *from)
+/* What was routed or predicted, for the workers whose events are trusted or for the others; of
+ * text, of which events say nothing, for all. */
+static void match_routed(pl_holdings_loop *l, const pl_prompt *p, int at, pl_approx *from,
+                         bool trusted)
 {
     const pl_keys *k = &p->size[at].keys;
     if (!k->n)
         return;
     int n = pl_approx_match(from, k->key, k->n, l->approx, PL_MAX_WORKERS);
     for (int i = 0; i < n; i++) {
-        pl_kv_hit *h = hit_of(l, l->approx[i].slot);
+        int slot = l->approx[i].slot;
+        if (k->kind == PL_KEYS_TOKENS && (l->trusted[slot] == l->stamp) != trusted)
+            continue;
+        pl_kv_hit *h = hit_of(l, slot);
         uint32_t tokens = tokens_of(p, pl_keys_tokens(k, l->approx[i].chunks, p->tokens));
         if (tokens <= h->device)
             continue;
@@ -325,8 +333,9 @@ const pl_kv_hit *pl_prompt_match(pl_holdings_loop *l, const pl_prompt *p, const 
     if (++l->stamp == 0)
         l->stamp = 1; /* 0 is what hits begin with */
     *stamp = l->stamp;
-    for (int i = 0; i < m->workers_n && !(published && silent); i++) {
+    for (int i = 0; i < m->workers_n; i++) {
         bool yes = believed(m->workers[i]);
+        l->trusted[m->workers[i]->slot] = yes ? l->stamp : 0;
         published = published || yes;
         silent = silent || !yes;
     }
@@ -338,9 +347,9 @@ const pl_kv_hit *pl_prompt_match(pl_holdings_loop *l, const pl_prompt *p, const 
             match_index(l, p, i);
         /* text says nothing to the index: what was routed is all there is */
         if (silent || text)
-            match_routed(l, p, i, l->h->routed);
+            match_routed(l, p, i, l->h->routed, false);
         if (published && !text && l->h->predicted)
-            match_routed(l, p, i, l->h->predicted);
+            match_routed(l, p, i, l->h->predicted, true);
     }
     return l->hits;
 }
@@ -368,8 +377,9 @@ void pl_prompt_routed(pl_holdings_loop *l, pl_prompt *p, const pl_worker_state *
     p->slot = w->slot;
     p->routed_ns = pl_clock_now_ns(l->h->o.clock);
     p->expected_tokens = expected_tokens;
-    p->expected_units =
-        (size_t)fmax(0, floor(expected_tokens / fmax(pl_keys_tokens(k, 1, p->tokens), 1e-9) + 0.5));
+    /* of text the tokens were rounded; of token ids only whole units count */
+    double units = expected_tokens / fmax(pl_keys_tokens(k, 1, p->tokens), 1e-9);
+    p->expected_units = (size_t)fmax(0, floor(units + (k->kind == PL_KEYS_TEXT ? 0.5 : 0)));
     if (p->live && l->h->predicted)
         pl_approx_insert(l->h->predicted, k->key, k->n, w->slot);
     else if (!p->live)

@@ -1,7 +1,8 @@
 /* The KV index: see index.h for what it answers. This file is the writer's side: spaces, stores,
- * removals, clears, figures; index_read.c is the readers'. One thread (the indexer) calls what is
- * here, but for pl_index_space_find, pl_index_stats_of and pl_index_entries, which any may. The
- * index owns all of its memory; strings and arrays of callers are only looked at.
+ * removals, clears, figures; index_read.c is the readers', index_known.c what workers say by name
+ * alone. One thread (the indexer) calls what is here, but for pl_index_space_find,
+ * pl_index_stats_of and pl_index_entries, which any may. The index owns all of its memory; strings
+ * and arrays of callers are only looked at.
  *
  * The structure is a forest of runs over local hashes, one tree a space:
  *
@@ -37,9 +38,9 @@
 #include "kv/index_impl.h"
 
 enum {
-    AHEAD = 16,           /* names whose map entries are fetched before the first is looked up */
-    PAST_MAX = 4096,      /* lives that wait to be swept */
-    SWEEP_EACH_CALL = 64, /* names of past lives that a store or removal sweeps on the way */
+    AHEAD = PL_IX_AHEAD,
+    PAST_MAX = 4096, /* lives that wait to be swept */
+    SWEEP_EACH_CALL = PL_IX_SWEEP_EACH_CALL,
 };
 #define TICK_MIN 1024 /* stored blocks between two ticks, at least */
 
@@ -170,7 +171,7 @@ pl_ix_holder *pl_ix_holder_of(pl_index *ix, uint32_t place)
     return tiers ? tiers[place % PL_TIERS] : NULL;
 }
 
-static pl_ix_holder *make_holder(pl_index *ix, int slot, pl_tier tier)
+pl_ix_holder *pl_ix_holder_make(pl_index *ix, int slot, pl_tier tier)
 {
     if (!ix->holder[slot] && !(ix->holder[slot] = calloc(PL_TIERS, sizeof *ix->holder[slot])))
         return NULL;
@@ -189,16 +190,6 @@ void pl_ix_count_entries(pl_index *ix, pl_ix_holder *h, int64_t d)
     pl_ix_count(&ix->slot_entries[h->id >> 18], d);
 }
 
-static uint32_t at_of(const pl_ix_entry *e)
-{
-    return e->at_copies >> 20;
-}
-
-static uint32_t copies_of(const pl_ix_entry *e)
-{
-    return e->at_copies & PL_IX_COPIES_MAX;
-}
-
 static uint64_t alias_key(const pl_index *ix, uint32_t run, uint32_t at)
 {
     return pl_ix_key(ix, (uint64_t)run << 16 | at);
@@ -212,7 +203,7 @@ static int add_alias(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at)
     pl_ix_entry *e = pl_ix_map_at(ix, &h->aliases, alias_key(ix, run, at));
     if (!e)
         return PL_ENOMEM;
-    if (e->run && copies_of(e) < PL_IX_COPIES_MAX)
+    if (e->run && pl_ix_copies_of(e) < PL_IX_COPIES_MAX)
         e->at_copies++;
     if (!e->run) {
         e->run = run;
@@ -221,15 +212,14 @@ static int add_alias(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at)
     return 0;
 }
 
-/* True when the block has another name, which it then keeps. */
-static bool take_alias(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at, bool all)
+bool pl_ix_take_alias(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at, bool all)
 {
     if (h->aliases.n == 0)
         return false;
     pl_ix_entry *e = pl_ix_map_find(&h->aliases, alias_key(ix, run, at));
     if (!e)
         return false;
-    if (all || copies_of(e) == 1)
+    if (all || pl_ix_copies_of(e) == 1)
         pl_ix_map_delete(&h->aliases, e);
     else
         e->at_copies--;
@@ -240,12 +230,12 @@ void pl_ix_forget(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at)
 {
     ix->dir[run].refs--;
     if (!ix->dir[run].run) { /* evicted: nobody holds it any more */
-        (void)take_alias(ix, h, run, at, true);
+        (void)pl_ix_take_alias(ix, h, run, at, true);
         if (ix->dir[run].refs == 0)
             pl_ix_dir_release(ix, run);
         return;
     }
-    if (take_alias(ix, h, run, at, false))
+    if (pl_ix_take_alias(ix, h, run, at, false))
         return;
     pl_ix_count_entries(ix, h, -1);
     pl_ix_run_drop(ix, run, at, at + 1, h->id);
@@ -274,10 +264,8 @@ static bool any_held(pl_index *ix, const pl_ix_holder *h, uint32_t run, uint32_t
     return any;
 }
 
-/* The holder has blocks [at, at + n) of a run under these names. Out of memory the first of them
- * may be held already, the others are as they were. */
-static int hold(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at, uint32_t n,
-                const uint64_t *engine)
+int pl_ix_hold(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at, uint32_t n,
+               const uint64_t *engine)
 {
     if (pl_ix_map_reserve(ix, &h->names, n) != 0)
         return PL_ENOMEM;
@@ -299,14 +287,14 @@ static int hold(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at, uint32
             err = PL_ENOMEM;
             break;
         }
-        if (e->run == run && at_of(e) == at + i) {
-            if (copies_of(e) < PL_IX_COPIES_MAX)
+        if (e->run == run && pl_ix_at_of(e) == at + i) {
+            if (pl_ix_copies_of(e) < PL_IX_COPIES_MAX)
                 e->at_copies++;
             ix->dir[run].refs--;
             pl_ix_count(&ix->duplicates, 1);
             continue;
         }
-        uint32_t old = e->run, old_at = at_of(e), later = old_at - at;
+        uint32_t old = e->run, old_at = pl_ix_at_of(e), later = old_at - at;
         *e = (pl_ix_entry){.key = e->key, .run = run, .at_copies = (at + i) << 20 | 1};
         if (!held)
             pl_ix_count_entries(ix, h, 1);
@@ -315,7 +303,7 @@ static int hold(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at, uint32
         if (old == run && later > i && later < n) {
             /* it gets another name in a moment: if this was the last, it stays held until then */
             ix->dir[run].refs--;
-            if (!take_alias(ix, h, run, old_at, false)) {
+            if (!pl_ix_take_alias(ix, h, run, old_at, false)) {
                 ix->held_before[later] = false;
                 pl_ix_count_entries(ix, h, -1);
             }
@@ -341,9 +329,9 @@ static bool find_parent(pl_index *ix, int slot, pl_index_space space, uint64_t n
         const pl_ix_holder *h = ix->holder[slot][t];
         const pl_ix_entry *e = h ? pl_ix_map_find(&h->names, key) : NULL;
         const pl_ix_run *r = e ? ix->dir[e->run].run : NULL;
-        if (r && r->space == space && at_of(e) < r->n) {
+        if (r && r->space == space && pl_ix_at_of(e) < r->n) {
             *run = e->run;
-            *at = at_of(e) + 1;
+            *at = pl_ix_at_of(e) + 1;
             return true;
         }
     }
@@ -385,7 +373,7 @@ static int64_t place_blocks(pl_index *ix, pl_index_space space, uint32_t *run, u
     return err ? err : (int64_t)m;
 }
 
-static void tick(pl_index *ix, size_t n)
+void pl_ix_tick(pl_index *ix, size_t n)
 {
     ix->stored_since_tick += n;
     if (ix->stored_since_tick < TICK_MIN || ix->stored_since_tick < pl_ix_get(&ix->entries) / 64)
@@ -414,14 +402,14 @@ int pl_index_store(pl_index *ix, pl_index_space space, int slot, pl_tier tier,
         pl_ix_count(&ix->unknown_parents, 1);
         return PL_ENOTFOUND;
     }
-    if (!h && !(h = make_holder(ix, slot, tier)))
+    if (!h && !(h = pl_ix_holder_make(ix, slot, tier)))
         return PL_ENOMEM;
-    tick(ix, n);
+    pl_ix_tick(ix, n);
     for (size_t i = 0; i < n;) {
         int64_t m = place_blocks(ix, space, &run, &at, local + i, n - i);
         if (m < 0)
             return (int)m;
-        err = hold(ix, h, run, at, (uint32_t)m, engine + i);
+        err = pl_ix_hold(ix, h, run, at, (uint32_t)m, engine + i);
         if (err) {
             pl_ix_run_prune(ix, run);
             return err;
@@ -457,11 +445,11 @@ static size_t remove_keys(pl_index *ix, pl_ix_holder *h, const uint64_t *key, si
         pl_ix_entry *e = pl_ix_map_find(&h->names, key[i]);
         if (!e)
             continue;
-        uint32_t run = e->run, at = at_of(e);
+        uint32_t run = e->run, at = pl_ix_at_of(e);
         if (run != p->run)
             __builtin_prefetch(ix->dir[run].run, 1);
         known += ix->dir[run].run != NULL;
-        if (ix->dir[run].run && copies_of(e) > 1) {
+        if (ix->dir[run].run && pl_ix_copies_of(e) > 1) {
             e->at_copies--;
             continue;
         }

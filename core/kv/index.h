@@ -55,6 +55,18 @@ int pl_index_store(pl_index *ix, pl_index_space space, int slot, pl_tier tier,
                    const uint64_t *parent, const uint64_t *engine, const uint64_t *local, size_t n);
 /* It has dropped them from that tier. Returns how many were known. */
 size_t pl_index_remove(pl_index *ix, int slot, pl_tier tier, const uint64_t *engine, size_t n);
+/* The space in which the block lies that the worker has under that name; 0: it has none. */
+pl_index_space pl_index_space_of(const pl_index *ix, int slot, uint64_t engine);
+/* It has stored these blocks, which it has under that name in whatever tier, in `tier` too: what
+ * store would do with their hashes, so a name that is in `tier` already gets one more copy. Names
+ * that it has in no tier are left out. Returns how many were not (fewer when the cap is reached or
+ * out of memory: the first ones). */
+size_t pl_index_also(pl_index *ix, int slot, pl_tier tier, const uint64_t *engine, size_t n);
+/* It has at most the blocks of these names, in any order: drops all others from all tiers. A name
+ * that stays is in the tiers where it was, with one copy in each: lists name what is there once,
+ * and a removal that was missed must not leave a copy for good. Returns how many entries that were.
+ * Readers see the drop run by run, never less than what stays. */
+size_t pl_index_keep(pl_index *ix, int slot, const uint64_t *engine, size_t n);
 /* It has nothing any more (tier -1: in no tier). Bounded time for the caller; what is left to free
  * is freed by later calls of the writer. */
 void pl_index_clear(pl_index *ix, int slot, int tier);

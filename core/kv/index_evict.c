@@ -170,7 +170,7 @@ int pl_ix_evict_room(pl_index *ix, const pl_ix_map *names, size_t n)
             return 0;
         begin(ix, max / 16 + n * BLOCK_BYTES);
     }
-    pl_ix_evict_step(ix, (uint32_t)(n < 4096 ? n : 4096) * 16 + 64);
+    pl_ix_evict_step(ix, (uint32_t)(n < 4096 ? n : 4096) * 32 + 64);
     /* fewer names may also mean that the map need not grow */
     for (int i = 0; pl_ix_get(&ix->bytes) + room_for(names, n) > max; i++) {
         if (ix->evict.phase == PL_IX_IDLE)

@@ -15,6 +15,8 @@ enum {
     PL_IX_READERS = 1024,
     PL_IX_SPACES_MAX = 65535,
     PL_IX_SPACE_BUCKETS = 1024,
+    PL_IX_AHEAD = 16, /* names whose map entries are fetched before the first is looked up */
+    PL_IX_SWEEP_EACH_CALL = 64,       /* names of past lives that each call sweeps on the way */
     PL_IX_COPIES_MAX = (1 << 20) - 1, /* counted copies of one (worker, tier, engine hash) */
 };
 
@@ -90,6 +92,15 @@ typedef struct pl_ix_entry {
     uint32_t run;       /* 0: an empty place */
     uint32_t at_copies; /* offset in the run << 20 | copies */
 } pl_ix_entry;
+
+static inline uint32_t pl_ix_at_of(const pl_ix_entry *e)
+{
+    return e->at_copies >> 20;
+}
+static inline uint32_t pl_ix_copies_of(const pl_ix_entry *e)
+{
+    return e->at_copies & PL_IX_COPIES_MAX;
+}
 
 /* Open addressing with the entries in the order of their keys, greatest first: a search ends at the
  * first that is not greater, and growing is one sequential copy. */
@@ -213,6 +224,11 @@ size_t pl_ix_map_growth(const pl_ix_map *m, size_t more); /* bytes that reservin
  * reserved; NULL all the same when the last places are full and there is no memory to grow. */
 pl_ix_entry *pl_ix_map_at(pl_index *ix, pl_ix_map *m, uint64_t key);
 void pl_ix_map_delete(pl_ix_map *m, pl_ix_entry *e);
+/* Takes out all entries but those with 0 copies, which get 1; their number is `kept`. *rest is
+ * where each of the others was, run << 12 | offset, in ascending order, and belongs to the caller:
+ * pl_ix_free(ix, rest, rest_bytes). PL_ENOMEM: nothing changed. */
+int pl_ix_map_part(pl_index *ix, pl_ix_map *m, uint32_t kept, uint64_t **rest, uint32_t *rest_n,
+                   size_t *rest_bytes);
 /* Gives back what is too much, if the table is less full than that many sixteenths. */
 void pl_ix_map_shrink(pl_index *ix, pl_ix_map *m, uint32_t below_16ths);
 void pl_ix_map_free(pl_index *ix, pl_ix_map *m);
@@ -288,6 +304,14 @@ void pl_ix_stretches_clear(pl_index *ix, pl_ix_run *r);
 
 /* index.c */
 pl_ix_holder *pl_ix_holder_of(pl_index *ix, uint32_t place); /* or NULL */
+pl_ix_holder *pl_ix_holder_make(pl_index *ix, int slot, pl_tier tier);
+/* The holder has blocks [at, at + n) of a run under these names. Out of memory the first of them
+ * may be held already, the others are as they were. */
+int pl_ix_hold(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at, uint32_t n,
+               const uint64_t *engine);
+void pl_ix_tick(pl_index *ix, size_t n); /* n blocks come in: time goes on by stores */
+/* True when the block has another name, which it then keeps. */
+bool pl_ix_take_alias(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at, bool all);
 /* One name of a holder for a block is gone from its map. */
 void pl_ix_forget(pl_index *ix, pl_ix_holder *h, uint32_t run, uint32_t at);
 void pl_ix_holder_free(pl_index *ix, pl_ix_holder *h);

@@ -32,12 +32,12 @@ static size_t table_bytes(uint32_t cap)
     return ((size_t)cap + PL_IX_MAP_PAD) * sizeof(pl_ix_entry);
 }
 
-/* False: the last places overflowed. */
-static bool copy_into(pl_ix_map *to, const pl_ix_map *from)
+/* Those with 0 copies only, or all. False: the last places overflowed. */
+static bool copy_into(pl_ix_map *to, const pl_ix_map *from, bool marked)
 {
     uint32_t next = 0;
     for (uint32_t i = 0; from->e && i < from->cap + PL_IX_MAP_PAD; i++) {
-        if (!from->e[i].run)
+        if (!from->e[i].run || (marked && pl_ix_copies_of(&from->e[i]) != 0))
             continue;
         uint32_t at = home(to, from->e[i].key);
         if (at < next)
@@ -45,28 +45,38 @@ static bool copy_into(pl_ix_map *to, const pl_ix_map *from)
         if (at >= to->cap + PL_IX_MAP_PAD - 1) /* the last place stays empty: searches end */
             return false;
         to->e[at] = from->e[i];
+        to->e[at].at_copies += marked;
+        to->n++;
         next = at + 1;
     }
-    to->n = from->n;
     return true;
 }
 
-static int resize(pl_index *ix, pl_ix_map *m, uint64_t cap)
+/* *to is a new table with what shall go there. */
+static int copy(pl_index *ix, const pl_ix_map *m, uint64_t cap, bool marked, pl_ix_map *to)
 {
     for (;; cap += cap / 4) {
         if (cap > UINT32_MAX - 2 * PL_IX_MAP_PAD)
             return PL_ELIMIT;
-        pl_ix_map to = {.cap = (uint32_t)cap};
-        to.e = pl_ix_zalloc(ix, table_bytes(to.cap));
-        if (!to.e)
+        *to = (pl_ix_map){.cap = (uint32_t)cap};
+        to->e = pl_ix_zalloc(ix, table_bytes(to->cap));
+        if (!to->e)
             return PL_ENOMEM;
-        if (copy_into(&to, m)) {
-            pl_ix_free(ix, m->e, table_bytes(m->cap));
-            *m = to;
+        if (copy_into(to, m, marked))
             return 0;
-        }
-        pl_ix_free(ix, to.e, table_bytes(to.cap));
+        pl_ix_free(ix, to->e, table_bytes(to->cap));
     }
+}
+
+static int resize(pl_index *ix, pl_ix_map *m, uint64_t cap)
+{
+    pl_ix_map to;
+    int err = copy(ix, m, cap, false, &to);
+    if (err)
+        return err;
+    pl_ix_free(ix, m->e, table_bytes(m->cap));
+    *m = to;
+    return 0;
 }
 
 int pl_ix_map_reserve(pl_index *ix, pl_ix_map *m, uint32_t more)
@@ -133,6 +143,56 @@ void pl_ix_map_shrink(pl_index *ix, pl_ix_map *m, uint32_t below_16ths)
         pl_ix_map_free(ix, m);
     else
         (void)resize(ix, m, (uint64_t)m->n * 4 / 3 + MAP_MIN); /* failed: it stays as it is */
+}
+
+/* Ascending, by DIGIT bits at a time; the result is in *a. */
+static void sort(uint64_t **a, uint64_t *other, uint32_t n, uint64_t greatest)
+{
+    enum { DIGIT = 11, DIGITS = 1 << DIGIT };
+    for (uint32_t shift = 0; shift < 64 && greatest >> shift; shift += DIGIT) {
+        uint32_t first[DIGITS] = {0};
+        for (uint32_t i = 0; i < n; i++)
+            first[(*a)[i] >> shift & (DIGITS - 1)]++;
+        for (uint32_t i = 0, sum = 0; i < DIGITS; i++) {
+            uint32_t count = first[i];
+            first[i] = sum;
+            sum += count;
+        }
+        for (uint32_t i = 0; i < n; i++)
+            other[first[(*a)[i] >> shift & (DIGITS - 1)]++] = (*a)[i];
+        uint64_t *sorted = other;
+        other = *a;
+        *a = sorted;
+    }
+}
+
+/* The old table has twice the words that the rest can need: room for sorting. */
+int pl_ix_map_part(pl_index *ix, pl_ix_map *m, uint32_t kept, uint64_t **rest, uint32_t *rest_n,
+                   size_t *rest_bytes)
+{
+    pl_ix_map to;
+    int err = copy(ix, m, (uint64_t)kept * 4 / 3 + MAP_MIN, true, &to);
+    if (err)
+        return err;
+    size_t places = (size_t)m->cap + PL_IX_MAP_PAD;
+    uint64_t *words = (uint64_t *)(void *)m->e, greatest = 0;
+    uint32_t n = 0;
+    for (size_t i = 0; i < places; i++) {
+        pl_ix_entry e = m->e[i];
+        if (!e.run || pl_ix_copies_of(&e) == 0)
+            continue;
+        words[n] = (uint64_t)e.run << 12 | pl_ix_at_of(&e);
+        greatest |= words[n++];
+    }
+    uint64_t *sorted = words;
+    sort(&sorted, words + places, n, greatest);
+    if (sorted != words)
+        memcpy(words, sorted, n * sizeof *words);
+    *rest = words;
+    *rest_n = n;
+    *rest_bytes = table_bytes(m->cap);
+    *m = to;
+    return 0;
 }
 
 void pl_ix_map_free(pl_index *ix, pl_ix_map *m)

@@ -119,29 +119,35 @@ static pl_member ids_in(const pl_member *m, uint32_t *batch)
 int pl_keys_of_tokens(const pl_keys_space *s, const uint32_t *tokens, size_t n, pl_arena *a,
                       pl_keys *out)
 {
+    const bool ones = s->block.block_tokens == 1;
+    const size_t group = ones ? PL_KEYS_GROUP : 1, most = ones ? PL_KEYS_ONES : PL_KEYS_MAX;
     *out = (pl_keys){.kind = PL_KEYS_TOKENS,
                      .tokens = tokens,
                      .tokens_n = n,
-                     .unit = s->block.block_tokens,
+                     .unit = s->block.block_tokens * (uint32_t)group,
                      .batch = 1};
     size_t blocks = pl_block_count(&s->block, n);
-    if (blocks > PL_KEYS_MAX) {
-        blocks = PL_KEYS_MAX;
+    if (blocks > most) {
+        blocks = most;
         n = (size_t)s->block.block_tokens * (blocks - 1) + s->block.window_tokens;
     }
     if (blocks == 0)
         return 0;
-    uint64_t *local = pl_arena_alloc(a, 2 * blocks * sizeof *local), *key = local + blocks;
+    size_t units = blocks / group;
+    uint64_t *local = pl_arena_alloc(a, (blocks + units) * sizeof *local), *key = local + blocks;
     if (!local)
         return PL_ENOMEM;
     if (pl_block_hash(&s->block, tokens, n, local, NULL, blocks) < 0)
         return PL_EINVALID;
     uint64_t chain = s->ids_seed;
-    for (size_t i = 0; i < blocks; i++)
-        key[i] = chain = pl_kv_canon_link(chain, local[i]);
+    for (size_t i = 0; i < units; i++)
+        key[i] = chain = pl_kv_canon_link(
+            chain, ones ? XXH3_64bits(local + i * PL_KEYS_GROUP, PL_KEYS_GROUP * sizeof *local)
+                        : local[i]);
     out->local = local;
+    out->local_n = blocks;
     out->key = key;
-    out->n = blocks;
+    out->n = units;
     return 0;
 }
 

@@ -19,6 +19,12 @@
  *     cached = pl_keys_held(&keys, predicted_chunks, usage.cached_tokens, usage.prompt_tokens);
  *     pl_approx_correct(approx, keys.key, keys.n, slot, cached, routed_ns);
  *
+ * A key stands for a block, but where blocks have one token (SGLang's default) for 16 of them, by
+ * position: what was routed is remembered by keys, and needs no finer grain. Two prompts have as
+ * many keys in common as whole groups of equal blocks; a last group that is not full has none, so
+ * up to 15 tokens less are known of what was routed, never more. The index is asked by local
+ * hashes, of single tokens.
+ *
  * Pure functions for any thread; a space is read only once it is filled. */
 #ifndef PL_KEYS_H
 #define PL_KEYS_H
@@ -28,7 +34,9 @@
 #include "kv/block_hash.h"
 #include "kv/canon.h"
 
-#define PL_KEYS_MAX 65536u /* keys of one request; what is behind them is not looked at */
+#define PL_KEYS_MAX   65536u  /* keys of one request; what is behind them is not looked at */
+#define PL_KEYS_GROUP 16u     /* blocks of one token that a key stands for */
+#define PL_KEYS_ONES  262144u /* such blocks of one request */
 
 typedef struct pl_keys_space {
     pl_block_space block; /* of token ids */
@@ -46,13 +54,14 @@ typedef enum pl_keys_kind { PL_KEYS_NONE, PL_KEYS_TOKENS, PL_KEYS_TEXT } pl_keys
 
 typedef struct pl_keys {
     pl_keys_kind kind;
-    size_t n;
+    size_t n;               /* keys, one for each unit */
     const uint64_t *key;    /* key[i] stands for units 0 .. i, the model, LoRA and salt */
-    const uint64_t *local;  /* TOKENS: pl_block_hash; else NULL */
+    const uint64_t *local;  /* TOKENS: pl_block_hash, for the index; else NULL */
+    size_t local_n;         /* as many as n, of blocks of one token more: PL_KEYS_GROUP a unit */
     const uint32_t *tokens; /* TOKENS: the ids */
     size_t tokens_n;
     uint64_t bytes; /* TEXT: of the canonical stream */
-    uint32_t unit;  /* TOKENS: tokens in a block; TEXT: bytes in a chunk */
+    uint32_t unit;  /* TOKENS: tokens that a key stands for; TEXT: bytes in a chunk */
     uint32_t batch; /* prompts in the request, of which the keys are the first one's */
 } pl_keys;
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "policy/dry.h"
 #include "policy/source.h"
 #include "policy/vm_priv.h"
 
@@ -149,7 +150,7 @@ bool pl_decider_may_ask(const pl_decider *d)
 
 void pl_decider_good(pl_decider *d, uint64_t now_ns)
 {
-    if (!pl_guard_success(&d->guard, now_ns))
+    if (!pl_guard_success(&d->guard, now_ns) || d->dry)
         return;
     atomic_store_explicit(&d->stats->suspended, 0, memory_order_relaxed);
     pl_log(PL_LOG_WARN, "policy_resumed", "policy %s decides again", pl_vm_name(d->vm));
@@ -171,6 +172,14 @@ static void log_error(pl_decider *d, int hook, const pl_vm_error *err)
 
 void pl_decider_failed(pl_decider *d, int hook, const pl_vm_error *err, uint64_t now_ns)
 {
+    if (d->dry) {
+        if (!d->dry->failed) {
+            d->dry->failed = true;
+            d->dry->hook = hook;
+            d->dry->error = *err;
+        }
+        return;
+    }
     add(&d->stats->errors[hook], 1);
     log_error(d, hook, err);
     if (!pl_guard_strike(&d->guard, now_ns))

@@ -1,5 +1,6 @@
 /* The inside of a decider, shared by decide.c (the flow), refresh.c (records) and decider.c
- * (housekeeping, degrade, done, tick) and session_hooks.c (session, retain, expire). */
+ * (housekeeping, degrade, done, tick) and session_hooks.c (session, retain, expire) and dry.c
+ * (decisions that are only looked at). */
 #ifndef PL_DECIDER_H
 #define PL_DECIDER_H
 
@@ -22,6 +23,7 @@ struct pl_decider {
     uint64_t refreshes;
     unsigned long log_state[PL_HOOK_COUNT][2];
     bool logged[PL_HOOK_COUNT]; /* its first error of this generation was logged in full */
+    struct pl_dry *dry;         /* NULL but in pl_decide_dry: errors go there alone */
 };
 
 /* How many workers could take the request, and how many only lack room. */
@@ -50,6 +52,9 @@ void pl_refresh_one(pl_decider *d, pl_ask *ask, pl_worker_state *w, uint64_t now
 bool pl_refresh_others(const pl_decider *d, const pl_ask *ask, uint64_t now_ns);
 /* Fills the records from the fleet and binds the request's strings. */
 pl_crowd pl_refresh(pl_decider *d, pl_ask *ask, uint64_t now_ns);
+/* Worker `index` alone, after the decision, into a record of the caller's. */
+void pl_refresh_shown(const pl_decider *d, const pl_ask *ask, int index, uint64_t now_ns,
+                      struct pl_worker *out);
 /* Counts only, for decisions without a policy. */
 pl_crowd pl_refresh_count(const pl_decider *d, const pl_ask *ask, uint64_t now_ns);
 

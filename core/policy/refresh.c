@@ -226,6 +226,16 @@ pl_crowd pl_refresh(pl_decider *d, pl_ask *ask, uint64_t now_ns)
     return crowd;
 }
 
+void pl_refresh_shown(const pl_decider *d, const pl_ask *ask, int index, uint64_t now_ns,
+                      struct pl_worker *out)
+{
+    why_cache last = {NULL, 0};
+    const pl_worker_state *w = ask->model->workers[index];
+    const hits h = {ask->hits, ask->hits_stamp};
+    fill_worker(out, w, index, why_not(ask, &d->o.breaker, w, now_ns, &last),
+                d->o.default_prefill_tokens_per_second, &h, now_ns);
+}
+
 pl_crowd pl_refresh_count(const pl_decider *d, const pl_ask *ask, uint64_t now_ns)
 {
     pl_crowd crowd = {0, 0};

@@ -4,6 +4,7 @@
 # the idle work of the loops are not in them.
 #
 # Usage: sh tests/bench/instructions.sh      REQUESTS=3000 BUILD=build
+#                                            POLICY=least_loaded CONFIG= (a file)
 #                                            TOP=30: also the functions with the largest shares
 set -eu
 build=${BUILD:-build}

@@ -60,9 +60,9 @@ start_perilune() {
     for b in $backends; do
         engines="$engines --engine http://127.0.0.1:$b"
     done
-    # shellcheck disable=SC2086 # $pin and $engines are words
-    $pin "$build/perilune" serve --listen 127.0.0.1:0 --admin off --threads 1 \
-        --policy least_loaded $engines 2>"$tmp/perilune.log" &
+    # shellcheck disable=SC2086 # $pin, $CONFIG and $engines are words
+    $pin "$build/perilune" serve ${CONFIG:-} --listen 127.0.0.1:0 --admin off --threads 1 \
+        --policy "${POLICY:-least_loaded}" $engines 2>"$tmp/perilune.log" &
     pid_perilune=$!
     pids="$pids $pid_perilune"
     tries=0

@@ -31,6 +31,7 @@ export class FakeEngine {
     this.healthy = true;
     this.requests = [];   // every inference request: {method, path, headers, body, json, aborted}
     this.metrics = null;  // the text of /metrics; null: there is none
+    this.info = null;     // what /server_info answers; null: there is none
     this.looks = new Set();
     this.words = words;
     this.delayMs = 0;
@@ -101,6 +102,10 @@ export class FakeEngine {
     }
     if (path === '/metrics' && this.metrics !== null) {
       res.writeHead(200, { 'content-type': 'text/plain; version=0.0.4' }).end(this.metrics);
+      return;
+    }
+    if (path === '/server_info' && this.info !== null) {
+      this.json(res, 200, this.info);
       return;
     }
     if (req.method === 'GET') {

@@ -21,6 +21,7 @@ typedef struct fixture {
     uv_thread_t thread;
     int exit_code;
     char folder[64];
+    const char *host; /* of requests */
 } fixture;
 
 static void run(void *arg)
@@ -32,6 +33,7 @@ static void run(void *arg)
 static void start(fixture *f, const char *config)
 {
     char error[1024] = "";
+    f->host = "127.0.0.1:8001";
     strcpy(f->folder, "/tmp/perilune-admin-XXXXXX");
     assert_non_null(mkdtemp(f->folder));
     if (pl_router_new(config, &f->router, error, sizeof error) != 0 ||
@@ -73,9 +75,9 @@ static void ask(fixture *f, answer *a, const char *method, const char *target, c
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     char request[4096];
     int n = snprintf(request, sizeof request,
-                     "%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%sContent-Length: "
+                     "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n%sContent-Length: "
                      "%zu\r\n\r\n%s",
-                     method, target, headers, strlen(body), body);
+                     method, target, f->host, headers, strlen(body), body);
     assert_true(n > 0 && (size_t)n < sizeof request);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     assert_true(fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
@@ -241,6 +243,17 @@ static void test_paths_and_methods(void **state)
     json_t *j = expect(&f, 200, "GET", "/policy", "");
     assert_int_equal(json_integer_value(json_object_get(j, "reloads")), 0);
     json_decref(j);
+    /* nor read it under a name that was made to point here, which needs no Origin */
+    static const char *const ours[] = {"localhost", "LocalHost:8001", "a.localhost", "10.0.0.1:1",
+                                       "[::1]:8001"};
+    static const char *const theirs[] = {"evil.example", "evil.example:8001", "xlocalhost",
+                                         "localhost.evil.example", "127.0.0.1.evil.example"};
+    for (int i = 0; i < 5; i++) {
+        f.host = ours[i];
+        json_decref(expect(&f, 200, "GET", "/engines", ""));
+        f.host = theirs[i];
+        refused(&f, 403, "GET", "/engines", "", "forbidden", "localhost");
+    }
     stop(&f);
 }
 
@@ -255,6 +268,7 @@ static void test_token(void **state)
     fixture f;
     answer a;
     start(&f, WITH_TOKEN);
+    f.host = "router.example"; /* no page knows the token */
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         ask(&f, &a, "GET", "/engines", wrong[i], "");
         assert_int_equal(a.status, 401);

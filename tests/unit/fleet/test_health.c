@@ -1,8 +1,7 @@
 /* Health checks and detection against scripted engines (peer.h), in virtual time. */
 #include "../http/peer.h"
 
-#include "base/arena.h"
-#include "base/buf.h"
+#include "../failing_alloc.h"
 #include "base/log.h"
 #include "fleet/health.h"
 
@@ -12,6 +11,7 @@ typedef struct script {
     const char *models, *server_info, *version; /* JSON */
     const char *old_info;                       /* of /get_server_info */
     const char *kind_status;                    /* of server_info and version; NULL: 200 */
+    bool starve; /* the answer to /health has a body, and there is no memory for it */
     int asked_health, asked_models, asked_info, asked_old, asked_version;
 } script;
 
@@ -50,7 +50,9 @@ static void answer(peer *p)
     const char *kind_status = s->kind_status ? s->kind_status : "200";
     if (strcmp(path, "/health") == 0) {
         s->asked_health++;
-        respond(p, s->health, NULL);
+        respond(p, s->health, s->starve ? "fine" : NULL);
+        if (s->starve)
+            failing_alloc_after(0);
     } else if (strcmp(path, "/v1/models") == 0) {
         s->asked_models++;
         respond(p, s->models ? "200" : "404", s->models);
@@ -367,6 +369,28 @@ static void test_rise_and_fall(void **state)
     test_close(t);
 }
 
+static void test_the_routers_own_lack_is_no_failure(void **state)
+{
+    (void)state;
+    test *t = test_open((pl_engine_spec){0});
+    test_start(t);
+    world_wait(&t->w, health(t) == PL_HEALTH_UP);
+    t->s.starve = true;
+    for (int i = 0; i < 4; i++) {
+        next_check(t);
+        failing_alloc_after(-1);
+    }
+    assert_int_equal(checks(t), 5);
+    assert_int_equal(health(t), PL_HEALTH_UP);
+    assert_int_equal(atomic_load(&t->engine->health_failures), 0);
+    t->s.starve = false;
+    t->s.health = "503";
+    next_check(t);
+    next_check(t);
+    assert_int_equal(health(t), PL_HEALTH_DOWN);
+    test_close(t);
+}
+
 static void test_first_failure_is_down(void **state)
 {
     (void)state;
@@ -582,6 +606,7 @@ int main(void)
         cmocka_unit_test(test_what_an_engine_can_do),
         cmocka_unit_test(test_what_it_can_do_is_asked_for_again),
         cmocka_unit_test(test_rise_and_fall),
+        cmocka_unit_test(test_the_routers_own_lack_is_no_failure),
         cmocka_unit_test(test_first_failure_is_down),
         cmocka_unit_test(test_engine_that_refuses_and_comes),
         cmocka_unit_test(test_recovery_half_opens_the_breaker),

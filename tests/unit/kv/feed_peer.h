@@ -50,9 +50,11 @@ static inline void *socket_on(engine *e, int type, const char *address, char out
 {
     void *z = zmq_socket(e->ctx, type);
     assert_non_null(z);
-    int zero = 0, patience = 30000;
+    int zero = 0, one = 1, patience = 30000;
     zmq_setsockopt(z, ZMQ_LINGER, &zero, sizeof zero);
     zmq_setsockopt(z, ZMQ_RCVTIMEO, &patience, sizeof patience);
+    if (type == ZMQ_XPUB) /* a subscription shows even while the one before is not taken back yet */
+        zmq_setsockopt(z, ZMQ_XPUB_VERBOSE, &one, sizeof one);
     if (zmq_bind(z, address)) {
         zmq_close(z);
         return NULL;

@@ -226,9 +226,6 @@ static size_t double_keep(void *ctx, int slot, const uint64_t *engine, size_t n)
 {
     (void)ctx;
     size_t dropped = 0;
-    for (size_t i = 1; i < n; i++)
-        if (engine[i] < engine[i - 1])
-            abort();
     DOUBLE_LOCKED for (size_t i = index_double.n; i-- > 0;)
     {
         bool keep = index_double.e[i].slot != slot;

@@ -84,6 +84,23 @@ static inline void model_drop(model *m, int slot, int tier, uint32_t node)
         m->entries[slot]--;
 }
 
+/* The worker has the node in the tier under that name. */
+static inline void model_name(model *m, int slot, int tier, uint64_t name, uint32_t node)
+{
+    model_cell *c = model_at(&m->names, model_place(m, slot, tier), name);
+    if (c->count && c->node == node) {
+        c->count++;
+        return;
+    }
+    uint32_t old = c->count ? c->node : 0;
+    c->node = node;
+    c->count = 1;
+    if (model_at(&m->holds, model_place(m, slot, tier), node)->count++ == 0)
+        m->entries[slot]++;
+    if (old)
+        model_drop(m, slot, tier, old);
+}
+
 static inline int model_store(model *m, uint32_t space, int slot, pl_tier tier,
                               const uint64_t *parent, const uint64_t *engine, const uint64_t *local,
                               size_t n)
@@ -98,18 +115,7 @@ static inline int model_store(model *m, uint32_t space, int slot, pl_tier tier,
         return PL_ENOTFOUND;
     for (size_t i = 0; i < n; i++) {
         node = model_child(m, node, space, local[i], true);
-        model_cell *c = model_at(&m->names, model_place(m, slot, tier), engine[i]);
-        if (c->count && c->node == node) {
-            c->count++;
-            continue;
-        }
-        uint32_t old = c->count ? c->node : 0;
-        c->node = node;
-        c->count = 1;
-        if (model_at(&m->holds, model_place(m, slot, tier), node)->count++ == 0)
-            m->entries[slot]++;
-        if (old)
-            model_drop(m, slot, tier, old);
+        model_name(m, slot, tier, engine[i], node);
     }
     return 0;
 }
@@ -127,6 +133,61 @@ static inline size_t model_remove(model *m, int slot, pl_tier tier, const uint64
             model_drop(m, slot, tier, c->node);
     }
     return known;
+}
+
+/* The node of that name in the nearest tier; 0: none. */
+static inline uint32_t model_known(model *m, int slot, uint64_t name)
+{
+    for (int t = 0; t < PL_TIERS; t++) {
+        model_cell *c = model_at(&m->names, model_place(m, slot, t), name);
+        if (c->count)
+            return c->node;
+    }
+    return 0;
+}
+
+static inline uint32_t model_space_of(model *m, int slot, uint64_t name)
+{
+    uint32_t node = model_known(m, slot, name);
+    return node ? m->space_of[node] : 0;
+}
+
+static inline size_t model_also(model *m, int slot, pl_tier tier, const uint64_t *engine, size_t n)
+{
+    size_t known = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t node = model_known(m, slot, engine[i]);
+        known += node != 0;
+        if (node)
+            model_name(m, slot, tier, engine[i], node);
+    }
+    return known;
+}
+
+/* The names are in ascending order. */
+static inline size_t model_keep(model *m, int slot, const uint64_t *engine, size_t n)
+{
+    uint64_t before = m->entries[slot];
+    for (size_t i = 0; m->names.cell && i <= m->names.mask; i++) {
+        model_cell *c = &m->names.cell[i];
+        int t = 0;
+        while (t < PL_TIERS && (!c->count || c->a != model_place(m, slot, t)))
+            t++;
+        if (t == PL_TIERS)
+            continue;
+        size_t lo = 0, hi = n;
+        while (lo < hi) {
+            size_t mid = (lo + hi) / 2;
+            if (engine[mid] < c->b)
+                lo = mid + 1;
+            else
+                hi = mid;
+        }
+        c->count = lo < n && engine[lo] == c->b;
+        if (!c->count)
+            model_drop(m, slot, t, c->node);
+    }
+    return (size_t)(before - m->entries[slot]);
 }
 
 static inline void model_clear(model *m, int slot, int tier)

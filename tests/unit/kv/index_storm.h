@@ -1,6 +1,7 @@
 /* Random events for the KV index and its model: conversations that branch, in several spaces, on
  * several workers and tiers, with what goes wrong in life: holes, duplicates, names that mean
- * another block than before, second names, clears, unknown parents. What it makes depends on its
+ * another block than before, second names, blocks that go to a further tier by name, lists of all
+ * that a worker has, clears, unknown parents. What it makes depends on its
  * seed only. */
 #ifndef PL_TEST_INDEX_STORM_H
 #define PL_TEST_INDEX_STORM_H
@@ -21,7 +22,14 @@ typedef struct storm {
     } chain[STORM_CHAINS];
 } storm;
 
-typedef enum storm_kind { STORM_STORE, STORM_REMOVE, STORM_CLEAR, STORM_QUERY } storm_kind;
+typedef enum storm_kind {
+    STORM_STORE,
+    STORM_ALSO,
+    STORM_KEEP,
+    STORM_REMOVE,
+    STORM_CLEAR,
+    STORM_QUERY
+} storm_kind;
 
 typedef struct storm_op {
     storm_kind kind;
@@ -29,7 +37,8 @@ typedef struct storm_op {
     int slot, tier; /* tier -1: all, of a clear */
     bool has_parent;
     uint64_t parent;
-    uint64_t local[STORM_DEPTH], name[STORM_DEPTH];
+    uint64_t local[STORM_DEPTH];
+    uint64_t name[STORM_CHAINS * STORM_DEPTH]; /* more than STORM_DEPTH: to be kept */
     size_t n;
 } storm_op;
 
@@ -62,6 +71,28 @@ static inline void storm_renew(storm *s, uint32_t c)
     s->chain[c].n = n;
 }
 
+static inline int storm_by_value(const void *x, const void *y)
+{
+    uint64_t a = *(const uint64_t *)x, b = *(const uint64_t *)y;
+    return a < b ? -1 : a > b;
+}
+
+/* Some of all chains, some of them twice. */
+static inline void storm_list(storm *s, storm_op *op)
+{
+    uint32_t most = pl_rng_below(&s->rng, 8);
+    op->kind = STORM_KEEP;
+    op->n = 0;
+    for (uint32_t c = 0; most && c < STORM_CHAINS; c++) {
+        uint32_t n = s->chain[c].n;
+        if (n && pl_rng_below(&s->rng, most) == 0)
+            n = pl_rng_below(&s->rng, n);
+        for (uint32_t i = 0; i < n; i++)
+            op->name[op->n++] = s->chain[c].name[i];
+    }
+    qsort(op->name, op->n, sizeof *op->name, storm_by_value);
+}
+
 static inline void storm_next(storm *s, storm_op *op)
 {
     uint32_t c = pl_rng_below(&s->rng, STORM_CHAINS);
@@ -78,8 +109,14 @@ static inline void storm_next(storm *s, storm_op *op)
         op->tier = (int)pl_rng_below(&s->rng, 5) - 1;
         return;
     }
+    if (kind < 3) {
+        storm_list(s, op);
+        return;
+    }
     if (kind < 400) {
-        op->kind = STORM_STORE;
+        op->kind = kind < 60 ? STORM_ALSO : STORM_STORE;
+        if (op->kind == STORM_ALSO)
+            op->tier = (int)pl_rng_below(&s->rng, 4);
         if (pl_rng_below(&s->rng, 2)) /* engines store from where they have something */
             a = 0;
     } else if (kind < 700) {
@@ -127,34 +164,75 @@ static inline const char *storm_check(pl_index_reader *r, model *m, uint32_t spa
     return NULL;
 }
 
+/* Applies an event and returns what the call does; a query is none. */
+static inline int64_t storm_index(pl_index *ix, uint32_t space, const storm_op *op)
+{
+    const uint64_t *parent = op->has_parent ? &op->parent : NULL;
+    pl_tier tier = (pl_tier)op->tier;
+    switch (op->kind) {
+    case STORM_STORE:
+        return pl_index_store(ix, space, op->slot, tier, parent, op->name, op->local, op->n);
+    case STORM_ALSO:
+        return (int64_t)pl_index_also(ix, op->slot, tier, op->name, op->n);
+    case STORM_KEEP:
+        return (int64_t)pl_index_keep(ix, op->slot, op->name, op->n);
+    case STORM_REMOVE:
+        return (int64_t)pl_index_remove(ix, op->slot, tier, op->name, op->n);
+    case STORM_CLEAR:
+        pl_index_clear(ix, op->slot, op->tier);
+        return 0;
+    case STORM_QUERY:
+        return 0;
+    }
+    return 0;
+}
+
+static inline int64_t storm_model(model *m, uint32_t space, const storm_op *op)
+{
+    const uint64_t *parent = op->has_parent ? &op->parent : NULL;
+    pl_tier tier = (pl_tier)op->tier;
+    switch (op->kind) {
+    case STORM_STORE:
+        return model_store(m, space, op->slot, tier, parent, op->name, op->local, op->n);
+    case STORM_ALSO:
+        return (int64_t)model_also(m, op->slot, tier, op->name, op->n);
+    case STORM_KEEP:
+        return (int64_t)model_keep(m, op->slot, op->name, op->n);
+    case STORM_REMOVE:
+        return (int64_t)model_remove(m, op->slot, tier, op->name, op->n);
+    case STORM_CLEAR:
+        model_clear(m, op->slot, op->tier);
+        return 0;
+    case STORM_QUERY:
+        return 0;
+    }
+    return 0;
+}
+
 /* Applies one event to both. NULL when they agree. */
 static inline const char *storm_apply(pl_index *ix, pl_index_reader *r, model *m,
                                       const pl_index_space *space, const storm_op *op, int workers)
 {
+    static const char *const what[] = {
+        [STORM_STORE] = "what a store returns",
+        [STORM_ALSO] = "how many blocks are in a tier too",
+        [STORM_KEEP] = "how many entries were not kept",
+        [STORM_REMOVE] = "what a removal returns",
+        [STORM_CLEAR] = "a clear",
+        [STORM_QUERY] = "a query",
+    };
     uint32_t s = space[op->space_number];
-    switch (op->kind) {
-    case STORM_STORE: {
-        const uint64_t *parent = op->has_parent ? &op->parent : NULL;
-        int a =
-            pl_index_store(ix, s, op->slot, (pl_tier)op->tier, parent, op->name, op->local, op->n);
-        int b = model_store(m, s, op->slot, (pl_tier)op->tier, parent, op->name, op->local, op->n);
-        return a == b ? NULL : "what a store returns";
-    }
-    case STORM_REMOVE: {
-        size_t a = pl_index_remove(ix, op->slot, (pl_tier)op->tier, op->name, op->n);
-        size_t b = model_remove(m, op->slot, (pl_tier)op->tier, op->name, op->n);
-        return a == b ? NULL : "what a removal returns";
-    }
-    case STORM_CLEAR:
-        pl_index_clear(ix, op->slot, op->tier);
-        model_clear(m, op->slot, op->tier);
+    if (storm_index(ix, s, op) != storm_model(m, s, op))
+        return what[op->kind];
+    if (op->kind != STORM_QUERY)
         return NULL;
-    case STORM_QUERY:
-        if (pl_index_entries(ix, op->slot) != m->entries[op->slot])
-            return "a worker's number of entries";
-        return storm_check(r, m, s, op, workers);
-    }
-    return NULL;
+    if (pl_index_entries(ix, op->slot) != m->entries[op->slot])
+        return "a worker's number of entries";
+    for (size_t i = 0; i < op->n; i++)
+        if (pl_index_space_of(ix, op->slot, op->name[i]) !=
+            model_space_of(m, op->slot, op->name[i]))
+            return "the space of a name";
+    return storm_check(r, m, s, op, workers);
 }
 
 #endif

@@ -1,5 +1,5 @@
 /* Events into the real index: what a worker published is what a prompt's hashes find, in the space
- * of its model, adapter and salt, until it is removed. */
+ * of its model, adapter and salt, until it is removed or a snapshot does not name it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +10,7 @@
 #include "kv/apply.h"
 #include "kv/block_hash.h"
 #include "kv/index.h"
+#include "kv/known.h"
 #include "pack.h"
 
 #define NONE PL_STR("")
@@ -30,7 +31,8 @@ static void begin(fixture *x)
     assert_int_equal(pl_index_new(&o, &x->ix), 0);
     x->reader = pl_index_reader_new(x->ix);
     assert_non_null(x->reader);
-    assert_int_equal(pl_apply_new(x->ix, NULL, &x->a), 0);
+    const pl_known known = pl_known_of(x->ix);
+    assert_int_equal(pl_apply_new(x->ix, &known, &x->a), 0);
     for (int i = 0; i < 2; i++)
         x->ranks[i] = (pl_apply_rank){.slot = 10 + i, .group = -1};
     x->t = (pl_apply_target){PL_STR("m"), 4, x->ranks, 2};
@@ -113,12 +115,103 @@ static void names_and_eagle_are_spaces_of_their_own(void **state)
     assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 8, false, PL_STR("l"), NONE), 1);
     assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 8, true, NONE, NONE), 1);
     assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 8, false, NONE, NONE), 0);
-    /* vLLM names the salt with the first block only; the index alone does not tell where its
-     * parent is, so the block behind it is refused rather than put where no salt would find it */
-    pack(&x.p, "[0,[['BlockStored',[4],1,#,4]],0]", 4, 5);
+    end(&x);
+}
+
+static void a_salted_chain_of_vllm_goes_on_in_its_salts_space(void **state)
+{
+    (void)state;
+    const pl_str salt = PL_STR("s"), lora = PL_STR("l");
+    fixture x;
+    begin(&x);
+    /* the salt comes with a prompt's first block only, here behind an adapter's name */
+    pack(&x.p,
+         "[0,[{'type':'BlockStored','block_hashes':[1],'token_ids':#,'block_size':4,"
+         "'lora_name':'l','extra_keys':[['l','s']]},"
+         "{'type':'BlockStored','block_hashes':[2,3],'parent_block_hash':1,'token_ids':#,"
+         "'block_size':4,'lora_name':'l','extra_keys':[['l'],['l']]}],0]",
+         4, 1, 8, 5);
+    send(&x);
+    pack(&x.p,
+         "[0,[{'type':'BlockStored','block_hashes':[4],'parent_block_hash':3,'token_ids':#,"
+         "'block_size':4,'lora_name':'l','extra_keys':[['l']]}],0]",
+         4, 13);
+    send(&x);
+    assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 16, false, lora, salt), 4);
+    assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 16, false, lora, NONE), 0);
+    assert_int_equal(x.ranks[0].counts.unknown_parents, 0);
+    assert_int_equal(x.ranks[0].counts.stored, 4);
+    /* behind a block that is not there any more nothing can be placed */
+    pack(&x.p,
+         "[0,[['BlockRemoved',[4]],"
+         "{'type':'BlockStored','block_hashes':[5],'parent_block_hash':4,'token_ids':#,"
+         "'block_size':4,'lora_name':'l'}],0]",
+         4, 17);
     send(&x);
     assert_int_equal(x.ranks[0].counts.unknown_parents, 1);
-    assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 8, false, NONE, PL_STR("s")), 1);
+    assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 20, false, lora, salt), 3);
+    end(&x);
+}
+
+static void a_store_without_tokens_puts_known_blocks_into_its_tier(void **state)
+{
+    (void)state;
+    fixture x;
+    begin(&x);
+    /* off-loaded: the copy is announced without tokens, then the first block leaves the device */
+    pack(&x.p,
+         "[0,[['BlockStored',[11,12,13],n,#,4,n,'GPU'],"
+         "{'type':'BlockStored','block_hashes':[11,12,99],'token_ids':[],'block_size':0,"
+         "'medium':'CPU'},['BlockRemoved',[11,12],'GPU']],0]",
+         12, 1);
+    send(&x);
+    assert_int_equal(x.ranks[0].counts.copied, 2);
+    assert_int_equal(x.ranks[0].counts.unresolved, 1);
+    assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 16, false, NONE, NONE), 0);
+    assert_int_equal(matched(&x, 10, PL_TIER_HOST, 16, false, NONE, NONE), 3);
+    /* loaded again: its tokens are known from the host's copy */
+    pack(&x.p, "[0,[{'type':'BlockStored','block_hashes':[11],'token_ids':[],'block_size':0,"
+               "'medium':'GPU'},['BlockRemoved',[11],'CPU'],['BlockRemoved',[12],'CPU']],0]");
+    send(&x);
+    assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 16, false, NONE, NONE), 1);
+    assert_int_equal(matched(&x, 10, PL_TIER_HOST, 16, false, NONE, NONE), 1);
+    assert_int_equal(x.ranks[0].counts.removed_unknown, 0);
+    end(&x);
+}
+
+static void a_snapshot_confirms_what_it_names_and_drops_the_rest(void **state)
+{
+    (void)state;
+    fixture x;
+    size_t dropped;
+    begin(&x);
+    pack(&x.p,
+         "[0,[['BlockStored',[11,12,13],n,#,4,n,'GPU'],['BlockStored',[11,12],n,#,4,n,'GPU'],"
+         "['BlockStored',[13],12,#,4,n,'CPU_PINNED'],['BlockStored',[14],13,#,4,n,'GPU']],0]",
+         12, 1, 8, 1, 4, 9, 4, 13);
+    send(&x);
+    pack(&x.p, "[0,[['BlockStored',[11],n,#,4,n,'GPU']],1]", 4, 1); /* another rank's */
+    send(&x);
+    uint64_t all[] = {14, 13, 77, 12, 11}; /* 77: stored in a batch that was missed */
+    assert_int_equal(pl_apply_keep(x.a, &x.ranks[0], all, 5, &dropped), 0);
+    assert_int_equal(dropped, 0);
+    assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 16, false, NONE, NONE), 4);
+    uint64_t some[] = {14, 12, 11};
+    assert_int_equal(pl_apply_keep(x.a, &x.ranks[0], some, 3, &dropped), 0);
+    assert_int_equal(dropped, 2); /* 13 was in two tiers */
+    assert_int_equal(matched(&x, 10, PL_TIER_EXTERNAL, 16, false, NONE, NONE), 2);
+    /* what is stored again fills the hole, and the block behind it was confirmed */
+    pack(&x.p, "[0,[['BlockStored',[13],12,#,4,n,'GPU']],0]", 4, 9);
+    send(&x);
+    assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 16, false, NONE, NONE), 4);
+    /* of two copies a missed removal may have taken one: a snapshot leaves one */
+    pack(&x.p, "[0,[['BlockRemoved',[12]]],0]");
+    send(&x);
+    assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 16, false, NONE, NONE), 1);
+    assert_int_equal(pl_apply_keep(x.a, &x.ranks[0], NULL, 0, &dropped), 0);
+    assert_int_equal(dropped, 3);
+    assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 16, false, NONE, NONE), 0);
+    assert_int_equal(matched(&x, 11, PL_TIER_DEVICE, 16, false, NONE, NONE), 1);
     end(&x);
 }
 
@@ -127,6 +220,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prompt_finds_what_was_published),
         cmocka_unit_test(names_and_eagle_are_spaces_of_their_own),
+        cmocka_unit_test(a_salted_chain_of_vllm_goes_on_in_its_salts_space),
+        cmocka_unit_test(a_store_without_tokens_puts_known_blocks_into_its_tier),
+        cmocka_unit_test(a_snapshot_confirms_what_it_names_and_drops_the_rest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

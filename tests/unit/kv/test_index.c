@@ -224,6 +224,106 @@ static void a_name_that_comes_for_another_block_leaves_the_first(void **state)
     assert_int_equal(held(f, 0, PL_TIER_DEVICE), 1);
 }
 
+static void a_name_tells_its_space(void **state)
+{
+    fixture *f = *state;
+    const uint64_t name = 900, local = 900;
+    pl_index_space other = open_space(f->ix, "other");
+    put(f, 0, PL_TIER_DISK, 0, 2);
+    assert_int_equal(pl_index_store(f->ix, other, 0, PL_TIER_DEVICE, NULL, &name, &local, 1), 0);
+    assert_int_equal(pl_index_space_of(f->ix, 0, f->name[1]), f->space);
+    assert_int_equal(pl_index_space_of(f->ix, 0, name), other);
+    assert_int_equal(pl_index_space_of(f->ix, 1, name), 0); /* another's */
+    assert_int_equal(pl_index_space_of(f->ix, 0, f->name[2]), 0);
+    pl_index_remove(f->ix, 0, PL_TIER_DISK, f->name + 1, 1);
+    assert_int_equal(pl_index_space_of(f->ix, 0, f->name[1]), 0);
+    pl_index_clear(f->ix, 0, -1);
+    assert_int_equal(pl_index_space_of(f->ix, 0, name), 0);
+    assert_int_equal(pl_index_space_of(f->ix, 4096, name), 0);
+}
+
+static void known_blocks_are_in_a_further_tier_too(void **state)
+{
+    fixture *f = *state;
+    put(f, 0, PL_TIER_DEVICE, 0, 8);
+    assert_int_equal(pl_index_also(f->ix, 0, PL_TIER_HOST, f->name + 2, 8), 6); /* 2 .. 7 */
+    assert_int_equal(pl_index_also(f->ix, 1, PL_TIER_HOST, f->name, 8), 0);
+    assert_int_equal(pl_index_entries(f->ix, 0), 14);
+    pl_index_clear(f->ix, 0, PL_TIER_DEVICE);
+    assert_int_equal(held(f, 0, PL_TIER_EXTERNAL), -1);
+    put(f, 0, PL_TIER_DEVICE, 0, 2);
+    assert_int_equal(held(f, 0, PL_TIER_HOST), 8);
+    /* said again it is one more copy, as with a store */
+    assert_int_equal(pl_index_also(f->ix, 0, PL_TIER_HOST, f->name + 7, 1), 1);
+    pl_index_remove(f->ix, 0, PL_TIER_HOST, f->name + 7, 1);
+    assert_int_equal(held(f, 0, PL_TIER_HOST), 8);
+    pl_index_remove(f->ix, 0, PL_TIER_HOST, f->name + 7, 1);
+    assert_int_equal(held(f, 0, PL_TIER_HOST), 7);
+    assert_int_equal(pl_index_also(f->ix, 0, (pl_tier)4, f->name, 8), 0);
+    assert_int_equal(pl_index_also(f->ix, 4096, PL_TIER_HOST, f->name, 8), 0);
+}
+
+static void a_list_keeps_what_it_names_in_every_tier(void **state)
+{
+    fixture *f = *state;
+    const uint64_t alias = 555;
+    put(f, 0, PL_TIER_DEVICE, 0, 16);
+    put(f, 0, PL_TIER_HOST, 0, 6);
+    put(f, 1, PL_TIER_DEVICE, 0, 16);
+    /* block 5 has a second name, which alone stays */
+    pl_index_store(f->ix, f->space, 0, PL_TIER_DEVICE, f->name + 4, &alias, f->local + 5, 1);
+    const uint64_t list[] = {4242,       f->name[9], f->name[0], f->name[1], f->name[2],
+                             f->name[3], f->name[4], alias,      f->name[0]};
+    /* 6, 7, 8 and 10 .. 15 of the device, 5 of the host, whose name was another */
+    assert_int_equal(pl_index_keep(f->ix, 0, list, 9), 10);
+    assert_int_equal(held(f, 0, PL_TIER_DEVICE), 6);
+    assert_int_equal(held(f, 1, PL_TIER_DEVICE), 16);
+    assert_int_equal(pl_index_entries(f->ix, 0), 12);
+    assert_int_equal(pl_index_remove(f->ix, 0, PL_TIER_DEVICE, f->name + 5, 1), 0);
+    assert_int_equal(put(f, 0, PL_TIER_DEVICE, 10, 11), 0); /* 9 is still a parent */
+    pl_index_remove(f->ix, 0, PL_TIER_DEVICE, &alias, 1);
+    assert_int_equal(held(f, 0, PL_TIER_EXTERNAL), 5);
+    assert_int_equal(pl_index_keep(f->ix, 0, NULL, 0), 12); /* 5 and 9, 10; 5 of the host */
+    assert_int_equal(held(f, 0, PL_TIER_EXTERNAL), -1);
+    assert_int_equal(pl_index_keep(f->ix, 0, list, 9), 0);
+    assert_int_equal(pl_index_keep(f->ix, 4096, list, 9), 0);
+}
+
+static void a_long_list(void **state)
+{
+    enum { CHAINS = 300, DEPTH = 200 };
+    fixture *f = *state;
+    uint64_t local[DEPTH], name[DEPTH], *list = malloc(CHAINS * DEPTH * sizeof *list);
+    size_t n = 0;
+    assert_non_null(list);
+    for (uint64_t c = 0; c < CHAINS; c++)
+        for (int w = 0; w < 2; w++) {
+            for (uint64_t i = 0; i < DEPTH; i++) {
+                local[i] = c * DEPTH + i + 1;
+                name[i] = local[i] * 0x9e3779b97f4a7c15u;
+                if (w == 0 && i < c)
+                    list[n++] = name[i];
+            }
+            assert_int_equal(
+                pl_index_store(f->ix, f->space, w, PL_TIER_DEVICE, NULL, name, local, DEPTH), 0);
+        }
+    assert_int_equal(pl_index_keep(f->ix, 0, list, n), CHAINS * DEPTH - n);
+    assert_int_equal(pl_index_entries(f->ix, 0), n);
+    for (uint64_t c = 0; c < CHAINS; c++) {
+        pl_match out[2];
+        for (uint64_t i = 0; i < DEPTH; i++)
+            local[i] = c * DEPTH + i + 1;
+        int found = pl_index_match(f->r, f->space, local, DEPTH, out, 2);
+        assert_int_equal(found, 1 + (c > 0));
+        for (int i = 0; i < found; i++)
+            assert_int_equal(out[i].blocks[0], out[i].slot == 1 || c > DEPTH ? DEPTH : c);
+    }
+    assert_int_equal(pl_index_remove(f->ix, 0, PL_TIER_DEVICE, list, n), n);
+    assert_int_equal(pl_index_entries(f->ix, 0), 0);
+    assert_int_equal(pl_index_entries(f->ix, 1), CHAINS * DEPTH);
+    free(list);
+}
+
 static void an_unknown_parent_changes_nothing(void **state)
 {
     fixture *f = *state;
@@ -367,6 +467,10 @@ int main(void)
         BY_HAND(a_copy_more_takes_a_removal_more),
         BY_HAND(a_second_name_keeps_a_block),
         BY_HAND(a_name_that_comes_for_another_block_leaves_the_first),
+        BY_HAND(a_name_tells_its_space),
+        BY_HAND(known_blocks_are_in_a_further_tier_too),
+        BY_HAND(a_list_keeps_what_it_names_in_every_tier),
+        BY_HAND(a_long_list),
         BY_HAND(an_unknown_parent_changes_nothing),
         BY_HAND(spaces_do_not_meet),
         BY_HAND(a_cleared_worker_is_gone_at_once_and_may_come_back_before_it_is_swept),

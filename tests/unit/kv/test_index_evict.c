@@ -162,7 +162,7 @@ static void a_cap_too_small_for_anything_is_an_error(void **state)
 
 static void under_the_cap_nothing_false_is_said(void **state)
 {
-    enum { STORM_WORKERS = 12, SMALL = 900000 };
+    enum { STORM_WORKERS = 12, SMALL = 600000 };
     pl_index_reader *r;
     pl_index_space space[STORM_SPACES];
     pl_index *ix = capped(SMALL, &r, space);
@@ -174,23 +174,14 @@ static void under_the_cap_nothing_false_is_said(void **state)
     for (int i = 0; i < 60000; i++) {
         storm_next(s, op);
         uint32_t sp = space[op->space_number];
-        const uint64_t *parent = op->has_parent ? &op->parent : NULL;
-        if (op->kind == STORM_STORE) {
-            int err = pl_index_store(ix, sp, op->slot, (pl_tier)op->tier, parent, op->name,
-                                     op->local, op->n);
-            int ideal =
-                model_store(m, sp, op->slot, (pl_tier)op->tier, parent, op->name, op->local, op->n);
-            assert_true(err == 0 ? ideal == 0 : err == PL_ENOTFOUND);
-            assert_true(bytes_of(ix) <= SMALL);
-        } else if (op->kind == STORM_REMOVE) {
-            size_t known = pl_index_remove(ix, op->slot, (pl_tier)op->tier, op->name, op->n);
-            assert_true(known <= model_remove(m, op->slot, (pl_tier)op->tier, op->name, op->n));
-        } else if (op->kind == STORM_CLEAR) {
-            pl_index_clear(ix, op->slot, op->tier);
-            model_clear(m, op->slot, op->tier);
-        } else {
+        int64_t did = storm_index(ix, sp, op), ideal = storm_model(m, sp, op);
+        if (op->kind == STORM_STORE)
+            assert_true(did == 0 ? ideal == 0 : did == PL_ENOTFOUND);
+        else if (op->kind == STORM_QUERY)
             check_within(r, m, sp, op, STORM_WORKERS);
-        }
+        else
+            assert_true(did <= ideal);
+        assert_true(bytes_of(ix) <= SMALL);
         if (i % 50 == 0)
             pl_index_maintain(ix);
     }
@@ -238,25 +229,14 @@ static void out_of_memory_nothing_false_is_said(void **state)
         for (int i = 0; i < 6000; i++) {
             storm_next(s, op);
             uint32_t sp = space[op->space_number];
-            const uint64_t *parent = op->has_parent ? &op->parent : NULL;
             bool scarce = i > 500 && i < 5500 && op->kind != STORM_QUERY;
-            if (op->kind == STORM_CLEAR)
-                model_clear(m, op->slot, op->tier);
-            else if (op->kind == STORM_STORE)
-                model_store(m, sp, op->slot, (pl_tier)op->tier, parent, op->name, op->local, op->n);
-            else if (op->kind == STORM_REMOVE)
-                model_remove(m, op->slot, (pl_tier)op->tier, op->name, op->n);
+            storm_model(m, sp, op);
             /* the n-th allocation of a call and all that follow fail */
             allocations_left = scarce ? 1 + (long)pl_rng_below(&s->rng, 6) : -1;
-            if (op->kind == STORM_CLEAR) {
-                pl_index_clear(ix, op->slot, op->tier);
-            } else if (op->kind == STORM_STORE) {
-                int err = pl_index_store(ix, sp, op->slot, (pl_tier)op->tier, parent, op->name,
-                                         op->local, op->n);
-                refused += err == PL_ENOMEM;
-                assert_true(err == 0 || err == PL_ENOMEM || err == PL_ENOTFOUND);
-            } else if (op->kind == STORM_REMOVE) {
-                pl_index_remove(ix, op->slot, (pl_tier)op->tier, op->name, op->n);
+            int64_t did = storm_index(ix, sp, op);
+            if (op->kind == STORM_STORE) {
+                refused += did == PL_ENOMEM;
+                assert_true(did == 0 || did == PL_ENOMEM || did == PL_ENOTFOUND);
             }
             allocations_left = -1;
             if (op->kind == STORM_QUERY)

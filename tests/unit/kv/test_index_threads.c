@@ -89,17 +89,11 @@ static void write_on(scene *s)
     for (int i = 0; i < EVENTS; i++) {
         storm_next(st, op);
         op->slot += 3;
-        for (size_t k = 0; k < op->n; k++)
+        for (size_t k = 0; k < op->n && op->kind == STORM_STORE; k++)
             op->local[k] = s->local[0] + op->local[k] * 1000; /* 0: the chain's first block */
-        if (op->n > 1 && op->local[1] == s->local[1])
+        if (op->kind == STORM_STORE && op->n > 1 && op->local[1] == s->local[1])
             fail_msg("the storm is on the chain");
-        if (op->kind == STORM_STORE)
-            (void)pl_index_store(s->ix, s->space, op->slot, (pl_tier)op->tier,
-                                 op->has_parent ? &op->parent : NULL, op->name, op->local, op->n);
-        else if (op->kind == STORM_REMOVE)
-            (void)pl_index_remove(s->ix, op->slot, (pl_tier)op->tier, op->name, op->n);
-        else if (op->kind == STORM_CLEAR)
-            pl_index_clear(s->ix, op->slot, op->tier);
+        (void)storm_index(s->ix, s->space, op);
         size_t at = DEPTH / 2 + (size_t)i % (DEPTH / 2);
         if (i % 3 == 0)
             assert_int_equal(store_part(s, 1, DEPTH / 2, DEPTH), 0);

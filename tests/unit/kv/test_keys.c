@@ -517,6 +517,55 @@ static void tokens_of_units(void **state)
     assert_int_equal(pl_keys_held(&k, 0, 5, 10), 0);
 }
 
+/* Pages of one token: the index is asked token by token, what was routed by groups of 16, of which
+ * the last one counts only when it is full. */
+static void pages_of_one_token(void **state)
+{
+    (void)state;
+    enum { MOST = 100 };
+    pl_rng rng = {.state = 3};
+    for (int round = 0; round < 2000; round++) {
+        const bool eagle = round % 2;
+        pl_keys_space s;
+        assert_int_equal(pl_keys_space_init(&s, PL_STR("m"), 1, eagle, PL_STR(""), PL_STR(""), 0),
+                         0);
+        uint32_t t[2][MOST];
+        size_t n[2] = {1 + pl_rng_below(&rng, MOST), 1 + pl_rng_below(&rng, MOST)};
+        size_t same = pl_rng_below(&rng, (uint32_t)(n[0] < n[1] ? n[0] : n[1]) + 1);
+        for (uint32_t i = 0; i < MOST; i++) {
+            t[0][i] = pl_rng_below(&rng, 4);
+            t[1][i] = i < same ? t[0][i] : i == same ? 9 : pl_rng_below(&rng, 4);
+        }
+        pl_keys k[2];
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(pl_keys_of_tokens(&s, t[i], n[i], &arena, &k[i]), 0);
+            assert_int_equal(k[i].local_n, n[i] - eagle);
+            assert_int_equal(k[i].n, (n[i] - eagle) / PL_KEYS_GROUP);
+            assert_true(pl_keys_tokens(&k[i], k[i].n, (double)n[i]) == 16.0 * (double)k[i].n);
+        }
+        /* a window of two tokens ends where its second one differs */
+        size_t blocks = same > eagle ? same - eagle : 0, equal = 0;
+        while (equal < k[0].local_n && equal < k[1].local_n &&
+               k[0].local[equal] == k[1].local[equal])
+            equal++;
+        assert_int_equal(equal, blocks);
+        assert_int_equal(shared(k[0], k[1]), blocks / PL_KEYS_GROUP);
+        pl_arena_reset(&arena);
+    }
+    /* longer than can be looked at */
+    pl_keys_space s;
+    pl_keys k;
+    const size_t many = PL_KEYS_ONES + 5;
+    uint32_t *t = calloc(many, sizeof *t);
+    assert_non_null(t);
+    assert_int_equal(pl_keys_space_init(&s, PL_STR("m"), 1, true, PL_STR(""), PL_STR(""), 0), 0);
+    assert_int_equal(pl_keys_of_tokens(&s, t, many, &arena, &k), 0);
+    assert_int_equal(k.local_n, PL_KEYS_ONES);
+    assert_int_equal(k.n, PL_KEYS_ONES / PL_KEYS_GROUP);
+    assert_int_equal(k.tokens_n, many);
+    free(t);
+}
+
 static void spaces_out_of_bounds(void **state)
 {
     (void)state;
@@ -555,6 +604,7 @@ int main(void)
         TEST(odd_shapes),
         TEST(random_shapes),
         TEST(tokens_of_units),
+        TEST(pages_of_one_token),
         TEST(spaces_out_of_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,283 @@
+// Routing by the engines' KV events, end to end: a request goes to the worker that holds its
+// beginning, and what the router thinks to be cached is what the engine finds.
+import { test } from 'node:test';
+import assert from 'node:assert/strict';
+import { metric, startRouter, until, usable } from './lib/proc.mjs';
+import { get, post } from './lib/http.mjs';
+import { KvSubscriber } from './lib/subscriber.mjs';
+import {
+  blindPolicy, complete, explain, holders, indexOf, policy, prompt, published, quietEngine,
+  startKvRouter, startPublished, startSim, truth, untilHeld, untilTrust, workerOf,
+} from './lib/kv.mjs';
+
+const formats = {
+  sglang: [],
+  'vllm-array': ['--kind', 'vllm', '--kv-events-format', 'vllm-array'],
+  'vllm-array, bytes': ['--kind', 'vllm', '--kv-events-format', 'vllm-array', '--kv-events-byte-hashes'],
+  'vllm-map': ['--kind', 'vllm'],
+  'vllm-map, bytes': ['--kind', 'vllm', '--kv-events-byte-hashes'],
+};
+for (const [name, flags] of Object.entries(formats)) {
+  test(`a request goes to the engine that holds its beginning: ${name}`, async (t) => {
+    const engines = { a: await startSim(t, flags), b: await startSim(t, flags) };
+    // vLLM has no page that says where it publishes: the configuration does
+    const router = await startRouter(t, {
+      policy: policy(t),
+      config: {
+        engines: await Promise.all(Object.entries(engines).map(async ([id, e]) => {
+          const { endpoint, replay } = await truth(e);
+          return { name: id, url: e.url, ...(name === 'sglang' ? {} : { kv_events: { mode: 'connect', endpoint, replay } }) };
+        })),
+      },
+    });
+    await usable(router, 2);
+    await untilTrust(router, 'a', 'live');
+    await untilTrust(router, 'b', 'live');
+
+    // what nobody has told the router: it was sent to the engines past it
+    await complete(engines.b, prompt(1), { model: 'sim' });
+    await complete(engines.a, prompt(2), { model: 'sim' });
+    await complete(engines.b, [...prompt(2, 48), ...prompt(3)], { model: 'sim' });
+    await untilHeld(router, prompt(1), { b: 160 });
+    await untilHeld(router, prompt(2), { a: 160, b: 48 });
+
+    const asked = [...prompt(1), ...prompt(4, 40)];
+    const expected = await explain(router, { model: 'sim', prompt: asked });
+    assert.deepEqual([expected.choice.worker, expected.choice.cached_tokens], ['b', 160]);
+    assert.deepEqual(await complete(router, asked), { worker: 'b', cached: 160 });
+    assert.equal((await complete(router, [...prompt(2), 7, 8, 9])).worker, 'a');
+    const third = await complete(router, [...prompt(2, 48), ...prompt(3), 1]);
+    assert.equal(third.worker, 'b');
+    assert.equal((await complete(router, prompt(9))).cached, 0);
+
+    // and the router's figure was the engine's, each time
+    await until('all are compared', async () => await metric(router, 'perilune_kv_compared_requests_total') === 4);
+    const predicted = await metric(router, 'perilune_kv_predicted_cached_tokens_total');
+    assert.equal(predicted, await metric(router, 'perilune_kv_actual_cached_tokens_total'));
+    assert.ok(predicted >= 160 + 160 + 192);
+    assert.equal(await metric(router, 'perilune_kv_cached_tokens_error_total'), 0);
+  });
+}
+
+// Deterministic noise.
+function dice(seed) {
+  let state = seed;
+  return (n) => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return Math.floor((state / 2 ** 32) * n);
+  };
+}
+
+test('the index is what the engines hold, after a random load with evictions and clears', async (t) => {
+  const flags = ['--pool-tokens', '1024'];
+  const engines = { a: await startSim(t, flags), b: await startSim(t, flags) };
+  const subscribers = {};
+  for (const [name, engine] of Object.entries(engines)) {
+    const { endpoint, replay, subscriptions } = await truth(engine);
+    subscribers[name] = await KvSubscriber.open(t, { endpoint, replay, sha: true });
+    await until('the subscription', async () => (await truth(engine)).subscriptions > subscriptions);
+  }
+  const router = await startKvRouter(t, engines);
+  await untilTrust(router, 'a', 'live');
+  await untilTrust(router, 'b', 'live');
+  const roll = dice(7);
+  const some = () => {
+    const shared = roll(6);
+    return [...prompt(20 + shared, 32 + 16 * roll(6)), ...prompt(100 + roll(8), 1 + roll(90))];
+  };
+  const agree = async (asked) => {
+    for (const [name, engine] of Object.entries(engines)) {
+      const { blocks, xor, sum, next_seq: next } = await truth(engine);
+      const mirror = subscribers[name];
+      if (next > 0) await mirror.upTo(next - 1);
+      assert.deepEqual(mirror.index.sums(), { blocks, xor, sum });
+      await until(`${name}: ${blocks} blocks`, async () => {
+        const w = await workerOf(router, name);
+        return (next === 0 || w.events.last_seq === next - 1) && w.entries === blocks;
+      });
+    }
+    for (const ids of asked) {
+      const want = Object.fromEntries(Object.entries(subscribers)
+        .map(([name, s]) => [name, s.index.match(ids)]).filter(([, n]) => n > 0));
+      assert.deepEqual(await holders(router, ids), want);
+    }
+  };
+  for (let round = 0; round < 5; round++) {
+    const asked = Array.from({ length: 24 }, some);
+    for (let i = 0; i < asked.length; i += 4) {
+      await Promise.all(asked.slice(i, i + 4).map((ids) => complete( // not all of it through the router
+        [engines.a, engines.b, router, router][roll(4)], ids, { model: 'sim', max_tokens: 1 + roll(40) },
+      )));
+    }
+    if (round === 2) assert.equal((await post(`${engines.a.url}/flush_cache`, '')).status, 200);
+    await agree(asked);
+  }
+  const { workers, index } = await indexOf(router);
+  for (const w of workers) {
+    assert.ok(w.events.counts.removed > 0, 'nothing was evicted');
+    for (const kind of ['gaps', 'resets', 'bad', 'duplicates']) assert.equal(w.events[kind], 0, kind);
+    assert.equal(w.events.counts.unknown_parents, 0);
+  }
+  assert.ok(workers[0].events.counts.clears > 0);
+  assert.equal(index.entries, workers[0].entries + workers[1].entries);
+});
+
+test('an independent publisher is understood, in every style', async (t) => {
+  const styles = [{ style: 'sglang' }, { style: 'vllm-arrays' }, { style: 'vllm-maps' },
+    { style: 'vllm-maps', byteHashes: true, topic: 'kv-events' }];
+  const list = [];
+  for (const [i, options] of styles.entries()) list.push(await published(t, `e${i}`, options));
+  const router = await startPublished(t, list);
+  for (const [i, { pub }] of list.entries()) {
+    const hashes = await pub.store(prompt(i, 64));
+    await untilHeld(router, prompt(i), { [`e${i}`]: 64 });
+    await untilTrust(router, `e${i}`, 'live');
+    assert.equal((await complete(router, prompt(i))).worker, `e${i}`);
+    await pub.remove(hashes.slice(2));
+    await untilHeld(router, prompt(i), { [`e${i}`]: 32 });
+    await pub.store(prompt(i, 64).slice(32), { parent: hashes[1] });
+    await untilHeld(router, prompt(i), { [`e${i}`]: 64 });
+    await pub.clear();
+    await untilHeld(router, prompt(i), {});
+  }
+});
+
+test('salts and adapters set prompts apart', async (t) => {
+  const one = await published(t, 'a', { style: 'vllm-maps' });
+  const two = await published(t, 'b', { style: 'vllm-maps' });
+  for (const { fake } of [one, two]) fake.models = ['m', 'tuned'];
+  const router = await startPublished(t, [one, two]);
+  const ids = prompt(1, 64);
+  const ask = (more) => complete(router, ids, { model: 'm', ...more });
+  await one.pub.store(ids, { salt: 'mine' });
+  await two.pub.store(ids, { lora: 'tuned' });
+  await untilHeld(router, ids, { a: 64 }, { model_name: 'm', cache_salt: 'mine' });
+  await untilHeld(router, ids, { b: 64 }, { model_name: 'm', lora_name: 'tuned' });
+  await untilHeld(router, ids, { b: 64 }, { model_name: 'tuned' });
+  await untilTrust(router, 'a', 'live');
+  await untilTrust(router, 'b', 'live');
+  assert.deepEqual(await holders(router, ids, { model_name: 'm' }), {});
+  assert.deepEqual(await holders(router, ids, { model_name: 'm', cache_salt: 'yours' }), {});
+  assert.equal((await ask({ model: 'tuned' })).worker, 'b');
+  assert.equal((await ask({ cache_salt: 'mine' })).worker, 'a');
+  const plain = await explain(router, { model: 'm', prompt: ids });
+  assert.deepEqual(plain.workers.map((w) => w.cached_tokens), [0, 0]);
+});
+
+test('each rank is a worker: what it holds decides, and the engine is told', async (t) => {
+  const engine = await startSim(t, ['--dp-size', '2']);
+  const router = await startRouter(t, {
+    policy: policy(t), config: { engines: [{ name: 'a', url: engine.url, dp_size: 2 }] },
+  });
+  await usable(router, 1);
+  const [first, second] = (await indexOf(router)).workers.map((w) => w.name);
+  await untilTrust(router, first, 'live');
+  await untilTrust(router, second, 'live');
+  const direct = (ids, rank) => complete(engine, ids, { model: 'sim', routed_dp_rank: rank });
+  await direct(prompt(1), 1);
+  await direct(prompt(2), 0);
+  await until('both are known', async () => {
+    const { json } = await post(`${router.admin}/query`, { model_name: 'sim', token_ids: prompt(1) });
+    const other = await post(`${router.admin}/query`, { model_name: 'sim', token_ids: prompt(2) });
+    return json.scores['0']?.['1'] === 160 && other.json.scores['0']?.['0'] === 160;
+  });
+  const seen = async () => (await get(`${engine.url}/sim/requests`)).json.over.map((r) => r.dp_rank);
+  assert.deepEqual(await seen(), [1, 0]);
+  assert.deepEqual(await complete(router, [...prompt(1), 5]), { worker: second, cached: 160 });
+  assert.deepEqual(await complete(router, [...prompt(2), 5]), { worker: first, cached: 160 });
+  assert.deepEqual(await seen(), [1, 0, 1, 0]);
+});
+
+test('what was sent is expected there before the engine has said so', async (t) => {
+  const list = [await published(t, 'a'), await published(t, 'b')];
+  const router = await startPublished(t, list, { config: { kv: { predicted_ttl_seconds: 600 } } });
+  const ids = prompt(1);
+  await list[0].pub.store(prompt(90, 16));
+  await list[1].pub.store(ids.slice(0, 16)); // so that it goes there: ties go to the first
+  await untilTrust(router, 'a', 'live');
+  await untilTrust(router, 'b', 'live');
+  await untilHeld(router, ids, { b: 16 });
+  assert.equal((await complete(router, ids)).worker, 'b');
+  const { workers } = await explain(router, { prompt: ids });
+  assert.deepEqual(workers.map((w) => [w.kv_trust, w.cached_tokens]), [['live', 0], ['live', 160]]);
+  assert.deepEqual(await holders(router, ids), { b: 16 }); // the index itself holds what was told
+  assert.equal((await indexOf(router)).predicted.inserted, 1);
+});
+
+test('a policy that does not name cached tokens costs no look-up; "always" looks, "off" never', async (t) => {
+  const engine = await quietEngine(t, { cached: () => ({ prompt: 160, cached: 0 }) });
+  const ids = prompt(1);
+  const start = (use, path) => startRouter(t, {
+    policy: path, engines: { a: engine.url }, config: { kv: { use } },
+  });
+  const asked = async (router) => {
+    await complete(router, ids);
+    return (await explain(router, { prompt: ids })).looks_at_caches;
+  };
+  const blind = await start('auto', blindPolicy(t));
+  assert.equal(await asked(blind), false);
+  const { routed, predicted, accuracy } = await indexOf(blind);
+  assert.deepEqual([routed.inserted, predicted.inserted, accuracy.requests], [0, 0, 0]);
+
+  const always = await start('always', blindPolicy(t));
+  assert.equal(await asked(always), true);
+  assert.equal((await indexOf(always)).routed.inserted, 1);
+  await until('it is compared', async () => (await indexOf(always)).accuracy.requests === 1);
+
+  const off = await start('off', policy(t));
+  assert.equal(await asked(off), false);
+  assert.deepEqual(await indexOf(off), { use: 'off' });
+  assert.equal(await metric(off, 'perilune_kv_index_blocks'), undefined);
+  for (const path of ['/query', '/query_by_hash', '/events?engine=a']) {
+    const answer = await post(`${off.admin}${path}`, { token_ids: [] });
+    assert.deepEqual([answer.status, answer.json.error.code], [409, 'kv_off'], path);
+  }
+});
+
+test('a chat is found by the token ids that the engine makes of it; explain asks for them, too', async (t) => {
+  const flags = ['--kind', 'vllm'];
+  const engines = { a: await startSim(t, flags), b: await startSim(t, flags) };
+  const router = await startRouter(t, {
+    policy: policy(t),
+    config: {
+      kv: { tokenize_seconds: 10 },
+      engines: await Promise.all(Object.entries(engines).map(async ([name, e]) => {
+        const { endpoint, replay } = await truth(e);
+        return { name, url: e.url, kv_events: { mode: 'connect', endpoint, replay } };
+      })),
+    },
+  });
+  await usable(router, 2);
+  await untilTrust(router, 'a', 'live');
+  await untilTrust(router, 'b', 'live');
+  const messages = [
+    { role: 'system', content: Array.from({ length: 90 }, (_, i) => `rule${i}`).join(' ') },
+    { role: 'user', content: 'What is a moon?' },
+  ];
+  const chat = async (at) => post(`${at.url}/v1/chat/completions`, { model: 'sim', messages, max_tokens: 4 });
+  const before = await explain(router, { model: 'sim', messages }, '/v1/chat/completions');
+  assert.deepEqual([before.prompt.keys, before.request.exact_tokens], ['token_blocks', true]);
+  assert.equal(before.choice.cached_tokens, 0);
+  await chat(engines.b); // past the router
+  await until('b has it', async () => (await workerOf(router, 'b')).entries > 2);
+  const expected = await explain(router, { model: 'sim', messages }, '/v1/chat/completions');
+  assert.equal(expected.choice.worker, 'b');
+  assert.ok(expected.choice.cached_tokens > 32);
+  const answer = await chat(router);
+  assert.equal(answer.headers['x-perilune-worker'], 'b');
+  const { cached_tokens: cached } = answer.json.usage.prompt_tokens_details;
+  assert.ok(Math.abs(cached - expected.choice.cached_tokens) <= 16, `${cached}`);
+});
+
+test('a router ends while explanations wait for their token ids', async (t) => {
+  const one = await published(t, 'a', {}, { kind: 'vllm' });
+  const router = await startPublished(t, [one], { config: { kv: { tokenize_seconds: 10 } } });
+  await one.pub.store(prompt(1));
+  await untilTrust(router, 'a', 'live');
+  one.fake.handler = () => {}; // /tokenize is never answered
+  const body = { model: 'm', messages: [{ role: 'user', content: 'x'.repeat(3000) }] };
+  const asked = [1, 2, 3].map(() => post(`${router.admin}/explain`, body).catch((error) => error));
+  await one.fake.request(0);
+  await router.stop();
+  for (const answer of await Promise.all(asked)) assert.ok(answer instanceof Error || answer.status === 503);
+});
