@@ -455,7 +455,8 @@ const pl_key pl_config_keys[] = {
      .help = "requests at once that try whether it is back"},
 
     {"usage", PL_KEY_CHOICE, C(usage), .choices = usages,
-     .help = "ask engines for usage in streams; auto: when the policy's done needs it"},
+     .help = "ask engines for usage in streams; auto: when a hook, a session or what is believed "
+             "of caches needs it"},
     {"response_headers", PL_KEY_BOOL, C(response_headers), .help = "x-perilune-* in answers"},
     {"metrics.public", PL_KEY_BOOL, C(metrics_public), .help = "GET /metrics for clients"},
     {"metrics.admin", PL_KEY_BOOL, C(metrics_admin), .help = "GET /metrics on the admin API"},
