@@ -49,10 +49,17 @@ static struct pl_session session_of(uint64_t k, int n)
 static struct pl_worker worker_of(int i, pl_made_up_kind kind, pl_rng *rng)
 {
     bool tied = kind == PL_ALL_TIED;
+    bool known = kind != PL_ALL_TIED && i % 4 != 3; /* its engine publishes events and gauges */
     bool out = kind == PL_ALL_OUT || (kind == PL_SOME_OUT && i % 3 == 1);
     return (struct pl_worker){.inflight = tied ? 4 : floor(pl_rng_unit(rng) * 32),
                               .queued_prefill_tokens = tied ? 0 : floor(pl_rng_unit(rng) * 32000),
                               .streams = tied ? 2 : floor(pl_rng_unit(rng) * 16),
+                              .cached_tokens = tied || i % 2 ? 0 : floor(pl_rng_unit(rng) * 8000),
+                              .decode_blocks = tied ? 64 : floor(pl_rng_unit(rng) * 4096),
+                              .running_requests = known ? floor(pl_rng_unit(rng) * 16) : -1,
+                              .waiting_requests = known ? floor(pl_rng_unit(rng) * 8) : -1,
+                              .kv_usage = known ? pl_rng_unit(rng) : -1,
+                              .gauges_age_seconds = known ? pl_rng_unit(rng) : INFINITY,
                               .max_inflight = INFINITY,
                               .max_queued_prefill_tokens = INFINITY,
                               .prefill_tokens_per_second = 8000,
@@ -61,6 +68,8 @@ static struct pl_worker worker_of(int i, pl_made_up_kind kind, pl_rng *rng)
                               .index = i,
                               .slot = i,
                               .generation = 1,
+                              .block_tokens = 16,
+                              .kv_trust = known ? PL_KV_LIVE : PL_KV_ROUTED,
                               .why = !out    ? PL_WHY_ELIGIBLE
                                      : i % 2 ? PL_WHY_UNHEALTHY
                                              : PL_WHY_AT_CAPACITY,
@@ -94,6 +103,7 @@ void pl_make_up(pl_vm *vm, int n, pl_made_up_kind kind, uint64_t seed)
                               .max_tokens = seed & 2 ? 256 : -1,
                               .body_bytes = 4000,
                               .api = PL_API_CHAT,
+                              .expected_output_tokens = seed & 4 ? 300 : -1,
                               .choices = 1,
                               .stream = named,
                               .has_session = named};

@@ -3,7 +3,7 @@
 
 local _, boot, api, declarations = ...
 
-local error, type, floor = error, type, math.floor
+local error, type, floor, max = error, type, math.floor, math.max
 local vm = boot.vm
 
 local pl = {}
@@ -77,6 +77,13 @@ end
 
 -- Seconds that the worker needs to prefill so many tokens, at the rate that the router measured.
 function pl.prefill_seconds(w, tokens) return tokens / w.prefill_tokens_per_second end
+
+-- Prompt tokens of the request that the worker would have to prefill. Of those in its host memory and on its disk the
+-- given shares (0 by default) count as cached, for fetching them takes time, too.
+function pl.uncached_tokens(req, w, host_share, disk_share)
+  local cached = w.cached_tokens + (host_share or 0) * w.cached_host_tokens + (disk_share or 0) * w.cached_disk_tokens
+  return max(req.prompt_tokens - cached, 0)
+end
 
 -- A line in the router's log, rate-limited. print is the same.
 function pl.log(...)

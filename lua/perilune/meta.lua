@@ -164,7 +164,6 @@ local pl = {
   KV_LIVE = 1,
   KV_BEHIND = 2,
   KV_STALE = 3,
-  KV_ROUTED = 4,
   SESSION_NONE = 0,
   SESSION_OPEN = 1,
   SESSION_BIND = 2,
@@ -214,6 +213,15 @@ function pl.rendezvous(key) end
 ---@param tokens number
 ---@return number
 function pl.prefill_seconds(w, tokens) end
+
+---Prompt tokens that the worker would have to prefill: those that are not in its KV cache. Of those
+---that it holds in host memory and on disk, the given shares count as cached.
+---@param req perilune.Req
+---@param w perilune.Worker
+---@param host_share? number 0 by default
+---@param disk_share? number 0 by default
+---@return number
+function pl.uncached_tokens(req, w, host_share, disk_share) end
 
 ---A line in the router's log, rate-limited. print is the same.
 ---@param ... any

@@ -378,14 +378,15 @@ end
 -- --- records --------------------------------------------------------------------------------------
 
 local REQ = { prompt_tokens = 100, max_tokens = -1, body_bytes = 400, api = C.PL_API_CHAT,
-  choices = 1 }
+  choices = 1, expected_output_tokens = -1 }
 local REQ_STRINGS = { model = "m", tenant = "default", path = "/v1/chat/completions", id = "req-1",
   session_id = false, headers = false, members = false }
 local SESSION = { event = C.PL_SESSION_TURN, kind = C.PL_ROUTER_ONLY, ttl_seconds = 300,
   held_tokens = -1, bound_slot = -1, bound_index = -1 }
 local SESSION_ALSO = { id = "", parent = "", bound = "", must = true }
 local WORKER = { max_inflight = math.huge, max_queued_prefill_tokens = math.huge,
-  prefill_tokens_per_second = 8000, weight = 1, generation = 1, eligible = true }
+  prefill_tokens_per_second = 8000, weight = 1, generation = 1, eligible = true, block_tokens = 16,
+  running_requests = -1, waiting_requests = -1, kv_usage = -1, gauges_age_seconds = math.huge }
 
 local known = {}
 local function fields_of(struct)
@@ -516,7 +517,6 @@ local function judge(policy, d)
       clamp(d, "route")
     end
   elseif verdict.scored == 1 then
-    for k = 0, fleet.n - 1 do d.cost[k] = cost[k] end
     local i = softmax(policy.temperature)
     if i == -2 then return "score", "score answered NaN (0/0?) for a worker" end
     if i >= 0 then
@@ -541,8 +541,8 @@ end
 -- members = {}}, session = {fields, and id, parent, bound = a worker's name, must = true: an engine
 -- holds it}, workers = { {fields, and name}, ... }, random = {draws}, seed, now }.
 -- Answers { index, worker = its name, slot, reason, by = "route" | "score" | "session" | "default",
--- cost = {} by index, action = "QUEUE" | "SHED" | "SHRINK" | "PIN_LOST" | nil, arg, errors = { {hook, message}, ... },
--- clamped = { hook = count } }. A hook that fails is left out and the next one decides, as in the
+-- cost = {} by index: of score, or what route left in fleet.cost; action = "QUEUE" | "SHED" |
+-- "SHRINK" | "PIN_LOST" | nil, arg, errors = { {hook, message}, ... }, clamped = { hook = count } }. A hook that fails is left out and the next one decides, as in the
 -- router; worker is nil when none is eligible.
 function Policy:decide(given)
   begin(self, given)
@@ -555,6 +555,7 @@ function Policy:decide(given)
 
   local bound = pin == "held" or pin == "wait"
   verdict.skip = bound and 2 ^ HOOKS.route + 2 ^ HOOKS.score or 0
+  for k = 0, fleet.n - 1 do cost[k] = 0 / 0 end
   for _ = 1, 4 do -- at most admit, route and score fail
     if not self.decide_fn then break end
     local ok, message = enter(self, self.decide_fn)
@@ -569,6 +570,9 @@ function Policy:decide(given)
     verdict.skip = bit.bor(verdict.skip, bit.lshift(1, HOOKS[hook]))
   end
 
+  for k = 0, fleet.n - 1 do
+    if cost[k] == cost[k] then d.cost[k] = cost[k] end
+  end
   if d.action ~= "QUEUE" and d.action ~= "SHED" then
     if pin == "wait" then
       d.action = "QUEUE"

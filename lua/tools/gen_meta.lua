@@ -82,7 +82,7 @@ function M.constants(abi)
   for enum, body in abi:gmatch("enum ([%w_]+)%s*{(.-)}") do
     if enum ~= "pl_hook" then
       local value = 0
-      for name in body:gmatch("PL_([%w_]+)") do
+      for name in body:gsub("/%*.-%*/", ""):gmatch("PL_([%w_]+)") do
         constants[#constants + 1] = { name = name, value = value }
         value = value + 1
       end
@@ -142,6 +142,15 @@ function pl.rendezvous(key) end
 ---@param tokens number
 ---@return number
 function pl.prefill_seconds(w, tokens) end
+
+---Prompt tokens that the worker would have to prefill: those that are not in its KV cache. Of those
+---that it holds in host memory and on disk, the given shares count as cached.
+---@param req perilune.Req
+---@param w perilune.Worker
+---@param host_share? number 0 by default
+---@param disk_share? number 0 by default
+---@return number
+function pl.uncached_tokens(req, w, host_share, disk_share) end
 
 ---A line in the router's log, rate-limited. print is the same.
 ---@param ... any
