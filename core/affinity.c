@@ -40,7 +40,7 @@ static void judge(pl_message *m, void *ctx)
         .age_seconds = now > b->opened_at_ns ? (double)(now - b->opened_at_ns) / 1e9 : 0,
         .idle_seconds = now > b->used_at_ns ? (double)(now - b->used_at_ns) / 1e9 : 0,
         .ttl_seconds = b->ttl_ms / 1e3,
-        .held_tokens = -1,
+        .held_tokens = pl_binding_held_tokens(b),
         .id_hash = (double)e->hash,
         .parent_hash = (double)b->parent_hash,
         .turn = (int32_t)b->turns,

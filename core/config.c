@@ -43,6 +43,8 @@ int pl_config_init(pl_config *c)
     c->routed_ttl_ms = c->holdings.routed_ttl_ms;
     c->predicted_ttl_ms = c->holdings.predicted_ttl_ms;
     c->trust = (pl_trust_options)PL_TRUST_DEFAULTS;
+    c->tokenize_ms = PL_TOKCACHE_BUDGET_MS;
+    c->tokenize_bytes = (uint64_t)256 << 20;
     pl_server_options_default(&c->server);
     pl_pool_options_default(&c->pool);
     pl_health_options_default(&c->health);

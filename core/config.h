@@ -14,6 +14,7 @@
 #include "http/server.h"
 #include "http/upstream.h"
 #include "kv/holdings.h"
+#include "kv/tokens_cache.h"
 #include "kv/trust.h"
 #include "net.h"
 #include "policy/decide.h"
@@ -89,6 +90,8 @@ typedef struct pl_config {
     pl_holdings_options holdings;
     uint64_t routed_ttl_ms, predicted_ttl_ms; /* of holdings */
     pl_trust_options trust;
+    uint64_t tokenize_ms;    /* 20; 0: engines are not asked */
+    uint64_t tokenize_bytes; /* 256 MiB of ids kept */
     bool assume_kv_reuse;
 } pl_config;
 

@@ -474,6 +474,11 @@ const pl_key pl_config_keys[] = {
      .help = "prompts of text are compared in pieces of so much"},
     {"kv.stale_seconds", PL_KEY_NS, C(trust.stale_ns), 1, DAY, "seconds",
      .help = "an engine that is used and publishes nothing for so long is not believed"},
+    {"kv.tokenize_seconds", PL_KEY_MS, C(tokenize_ms), 0, 10, "seconds",
+     .help = "a request of text waits for an engine's /tokenize, when events need its ids; 0: "
+             "never asked"},
+    {"kv.tokenize_bytes", PL_KEY_WHOLE, C(tokenize_bytes), MIB, 64 * GIB, "bytes",
+     .help = "of token ids kept, so that each is asked for once"},
     {"kv.assume_kv_reuse", PL_KEY_BOOL, C(assume_kv_reuse),
      .help = "decode_blocks counts blocks that running requests share once"},
     {.path = NULL},

@@ -11,7 +11,8 @@
 #include "kv/discover.h"
 #include "kv/feed.h"
 
-#define LOOK_MS 500
+#define LOOK_MS        500
+#define TOKENIZE_CALLS 256 /* under way at once, of all loops */
 
 typedef struct source {
     struct source *next;
@@ -180,9 +181,9 @@ static void look_at(pl_knowledge *k, source *s)
             continue;
         atomic_store_explicit(&w->kv_trust, trust_of(&st), memory_order_relaxed);
         if (st.block_tokens)
-            atomic_store_explicit(&w->block_tokens, (int32_t)st.block_tokens,
-                                  memory_order_relaxed);
-        /* with nothing under way that was not computed yet, all that was predicted is told by now */
+            atomic_store_explicit(&w->block_tokens, (int32_t)st.block_tokens, memory_order_relaxed);
+        /* with nothing under way that was not computed yet, all that was predicted is told by now
+         */
         if (st.counts.batches != s->batches[i] && atomic_load(&w->queued_prefill_tokens) == 0)
             pl_holdings_published(k->router->holdings, w->slot,
                                   pl_now_ns() - (uint64_t)LOOK_MS * 1000000u);
@@ -215,14 +216,19 @@ int pl_knowledge_start(pl_router *r, pl_errbuf *eb)
         o.trust = c->trust;
         rc = pl_feed_new(&o, &k->feed);
     }
+    if (rc == 0 && c->tokenize_ms) {
+        const pl_tokcache_options to = {.clock = c->holdings.clock,
+                                        .max_bytes = c->tokenize_bytes,
+                                        .max_calls = TOKENIZE_CALLS};
+        rc = pl_tokcache_new(&to, &r->tokcache);
+    }
     if (rc == 0)
         rc = pl_feed_start(k->feed, eb);
     if (rc != 0) {
         if (k)
             pl_feed_free(k->feed);
         free(k);
-        pl_holdings_free(r->holdings);
-        r->holdings = NULL;
+        pl_knowledge_free(r);
         return eb->text[0] ? rc : pl_fail(eb, rc, "cannot make the KV index: %s", pl_strerror(rc));
     }
     k->router = r;
@@ -256,4 +262,7 @@ void pl_knowledge_free(pl_router *r)
     r->feed = NULL;
     pl_holdings_free(r->holdings);
     r->holdings = NULL;
+    if (r->tokcache)
+        pl_tokcache_free(r->tokcache);
+    r->tokcache = NULL;
 }

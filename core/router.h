@@ -62,10 +62,11 @@ struct pl_router {
     pl_shared *shared;
     struct pl_store *store; /* the control thread's handle */
     struct pl_sessions *sessions;
-    pl_timer store_timer; /* expiry */
+    pl_timer store_timer;           /* expiry */
     struct pl_knowledge *knowledge; /* knowledge.c; NULL: kv.use is off */
     pl_holdings *holdings;          /* NULL: the same */
     struct pl_feed *feed;
+    struct pl_tokcache *tokcache; /* NULL: engines are not asked to tokenize */
     pl_loop *loops;
     int loops_n;
     uv_loop_t control;

@@ -1,39 +1,43 @@
 -- prefix_seconds: the worker where this request costs the fewest seconds, caches and queues in one unit.
 --
 -- Intent     Go where the prompt is cached for as long as that saves more time than it costs. What a
---            cached prefix saves, what a queue costs and what running requests cost are all seconds of
---            the engine, so a hot prefix spills to other workers bit by bit, without a threshold.
--- Source     Ours. One unit as in llm-d's and GORGO's estimates (policies of that name), shared-prefix bursts
---            kept together as Dynamo's predicted blocks do.
--- Rule       seconds = pace * (STEP + queued + reuse * missing + decode_cost * output * resident + waiting)
---            missing   tokens of this prompt to prefill there; `reuse` above 1, because the time that
---                      prefilling takes is taken from later requests, too;
---            queued    uncached tokens that this router sent there and that have no first token yet;
---            resident  KV tokens of the requests under way: reading one for one step costs decode_cost
---                      of prefilling one, for each of the `output` steps that this request will take;
---            waiting   requests that wait in the engine and are not ours (other routers, other clients),
---                      each as large as ours are on average, the less the older the gauges are;
---            pace      seconds per token of prefill, STEP the fixed cost of a step, in tokens.
---            Lowest seconds by weight; equal ones at random. Reasons: `hit` (nobody holds more of the
---            prompt), `spill` (somebody does), `cold` (nobody holds any).
--- Pace       The ledger measures a request's own tokens over its time to first token, waiting included.
---            As queues are counted here, that would count them twice: what the request's own tokens were of
---            all that had to be prefilled first is averaged beside it, and divides it out. A worker is
---            held to be slower or faster than the fleet only by what exceeds NOISE, within 8 times, and
---            the less the longer it has not been measured: so equal engines stay equal, and one that
---            had a bad minute, or is new, gets requests and is measured again.
+--            cached prefix saves, what queues cost and what running requests cost are all seconds of
+--            engine time, so a hot prefix spills to other workers bit by bit, without a threshold.
+-- Source     Ours. Seconds as the unit: GORGO (arXiv 2602.11688), least_load of the SGLang gateway; work times
+--            batch for the harm done to others: LMetric (arXiv 2603.15202).
+-- Rule       seconds = pace * (STEP + queued + missing * (1 + neighbours * (inflight + 1))
+--                              + decode_cost * output * resident + strangers) / weight, lowest wins
+--            missing    tokens of this prompt that must be prefilled there. That also holds up each request
+--                       in flight and the next to come: `neighbours` is how much their delay counts;
+--            queued     uncached tokens that this router sent there and that have no first token yet;
+--            resident   KV tokens of the requests under way: reading one in one step costs decode_cost
+--                       of prefilling one, in each of the `output` steps that this request will take;
+--            strangers  requests that wait in the engine and are not ours (other routers and clients), each
+--                       as large as ours are on average; they count less the older the gauges are;
+--            pace       seconds per token of prefill; STEP the fixed cost of a step, in tokens.
+--            Equal costs at random. Reason: `hit` (nobody holds more of the prompt), `spill`, `cold`.
+-- Pace       The ledger measures a request's own tokens over its time to first token, waiting included:
+--            used as it is, a queue would count twice. So the share that a request's own tokens had in
+--            all that stood before its first one is averaged beside it, and divides the waiting out.
+--            Both averages are shared by all loops. A worker is held to be slower or faster than the
+--            fleet only by what exceeds NOISE, within SLOWEST, and the less the longer it has not been
+--            measured: equal engines stay equal (ties go to random, not to the luckiest), and one that is
+--            new, or had a bad minute, gets requests and is measured again.
+-- Herds      queued, inflight and resident are this router's own counts, exact at every instant over all
+--            its loops; of what other routers do, it sees only the gauges.
 -- Signals    w.cached_tokens, w.cached_host_tokens, w.cached_disk_tokens, w.queued_prefill_tokens,
---            w.decode_blocks, w.block_tokens, w.prefill_tokens_per_second, w.ttft_seconds, w.inflight,
+--            w.decode_blocks, w.block_tokens, w.inflight, w.prefill_tokens_per_second, w.ttft_seconds,
 --            w.waiting_requests, w.running_requests, w.gauges_age_seconds, w.weight, w.eligible;
 --            req.prompt_tokens, req.expected_output_tokens, req.max_tokens, req.stream.
--- Parameters reuse (1.25): above; 1 looks at this request's own time only. decode_cost (0.001): above;
---            0: running requests cost nothing. output_tokens (300): steps of a request that does not
---            say; its max_tokens bounds them. gauges_seconds (2): gauges of this age no longer count.
--- Deferred   KV usage and evictions that a request would cause; the price of attention over a long cached
---            prefix; doubts about approximate cache contents. A bound session stays where it is.
--- Failure    Nothing known of caches: the fewest estimated seconds of work. No rate measured: the default
---            rate, for all alike. No gauges: the router's own counts. No eligible worker: not asked.
---            Weight 0: never picked.
+-- Parameters neighbours (0.2): from 0, this request's own time only. decode_cost (0.0003): from 0, running
+--            requests cost nothing; higher favours even decoding over cached prefixes. output_tokens (300):
+--            of a request that does not say; its max_tokens is a bound. gauges_seconds (2): older ones
+--            do not count.
+-- Deferred   KV usage, and what a request would evict; the price of attention over a long cached prefix;
+--            doubts about approximate cache contents; copying a hot prefix ahead of need. A bound session
+--            stays where it is (affinity is hard).
+-- Failure    Nothing known of caches: the fewest estimated seconds of work. No rate measured: one default for
+--            all. No gauges: the router's own counts. No eligible worker: not asked. Weight 0: never picked.
 
 local pl = require "perilune"
 local max, min, huge = math.max, math.min, math.huge
@@ -41,70 +45,87 @@ local max, min, huge = math.max, math.min, math.huge
 local policy = {
   api = 1,
   name = "prefix_seconds",
-  params = { reuse = 1.25, decode_cost = 0.001, output_tokens = 300, gauges_seconds = 2 },
+  params = { neighbours = 0.2, decode_cost = 0.0003, output_tokens = 300, gauges_seconds = 2 },
 }
 
-local STEP = 256             -- tokens: compute of so many takes as long as reading the weights, on current hardware
+local STEP = 256              -- tokens: computing so many takes as long as reading the weights, on today's hardware
 local NOISE = 1.25
 local SLOWEST = 8
-local FORGET_SECONDS = 60    -- unmeasured for so long, half of a difference is left
-local READ_SECONDS = 0.25    -- what was learned is looked at again so often
-local RATE_TOKENS = 64       -- the ledger measures no shorter prefill
+local FORGET_SECONDS = 60     -- not measured for so long: half of a difference is left
+local READ_SECONDS = 0.25     -- averages are read again so often
+local MEASURED_TOKENS = 64    -- the ledger takes no rate from shorter prefills
 local HOST, DISK = 0.75, 0.25 -- worth of a cached token that has to be fetched
-local TYPICAL = 1 / 64       -- share of a new request in the average size
+local TYPICAL_SHARE = 1 / 64  -- of a new request in the average size
 
--- own tokens / all tokens to be prefilled until its first one, of the requests that the ledger measures
 local own_share = pl.worker_ewma("prefix_seconds_own_share", 30)
+local learned = pl.worker_ewma("prefix_seconds_pace", 60)
 
 function policy.init(params)
-  assert(params.reuse >= 1, "reuse must be at least 1")
+  assert(params.neighbours >= 0, "neighbours must be at least 0")
   assert(params.decode_cost >= 0 and params.output_tokens >= 0, "decode_cost and output_tokens must be at least 0")
   assert(params.gauges_seconds > 0, "gauges_seconds must be above 0")
   return {
-    reuse = params.reuse, decode_cost = params.decode_cost, output_tokens = params.output_tokens,
+    neighbours = params.neighbours, decode_cost = params.decode_cost, output_tokens = params.output_tokens,
     gauges_seconds = params.gauges_seconds,
-    typical = 1024, -- tokens missing, of an average request
-    -- by slot
-    generation = {}, read_at = {}, rate = {}, measured_at = {}, pace = {},
+    typical = 1024, -- tokens missing of an average request
+    generation = {}, read_at = {}, rate = {}, measured_at = {}, pace = {}, -- by slot
   }
 end
 
--- Looks at what was learned of w.
+local function missing(req, w) return pl.uncached_tokens(req, w, HOST, DISK) end
+
+-- Reads what was learned of w. A rate that has changed since tells that it was measured meanwhile.
 local function read(w, st, now)
-  local slot, rate = w.slot, w.prefill_tokens_per_second
+  local slot, rate = w.slot, max(w.prefill_tokens_per_second, 1)
   if st.generation[slot] ~= w.generation then
     st.generation[slot], st.rate[slot] = w.generation, rate
     st.measured_at[slot] = w.ttft_seconds > 0 and now or -huge
   elseif st.rate[slot] ~= rate then
     st.rate[slot], st.measured_at[slot] = rate, now
+    learned:update(w, own_share:get(w, 1) / rate)
   end
   st.read_at[slot] = now
-  st.pace[slot] = min(own_share:get(w, 1), 1) / max(rate, 1)
+  st.pace[slot] = learned:get(w, 1 / rate)
 end
 
--- How much w's own measurements count, 0 to 1.
+-- How much w's own measurements count: 0 to 1.
 local function trust(w, st, now)
   return FORGET_SECONDS / (FORGET_SECONDS + now - st.measured_at[w.slot])
 end
 
-local function pace_of(w, st, fleet_pace, now)
-  local ratio = st.pace[w.slot] / fleet_pace
+-- Of the fleet: the average of what was measured, by trust; while nothing was, the default rate's.
+local function common_pace(fleet, st, now)
+  local sum, weights, default = 0, 0, 1
+  for i = 0, fleet.n - 1 do
+    local w = fleet[i]
+    if w.eligible then
+      local slot = w.slot
+      if st.generation[slot] ~= w.generation or now - st.read_at[slot] >= READ_SECONDS then read(w, st, now) end
+      local t = trust(w, st, now)
+      sum, weights, default = sum + t * st.pace[slot], weights + t, 1 / st.rate[slot]
+    end
+  end
+  return weights > 0 and sum / weights or default
+end
+
+local function pace_of(w, st, common, now)
+  local ratio = st.pace[w.slot] / common
   if ratio > NOISE then
     ratio = min(ratio / NOISE, SLOWEST)
   elseif ratio < 1 / NOISE then
     ratio = max(ratio * NOISE, 1 / SLOWEST)
   else
-    return fleet_pace
+    return common
   end
-  return fleet_pace * (1 + (ratio - 1) * trust(w, st, now))
+  return common * (1 + (ratio - 1) * trust(w, st, now))
 end
 
--- Requests waiting in the engine that this router did not send.
+-- Requests that wait in the engine and that this router did not send.
 local function strangers(w, st)
   local age = w.gauges_age_seconds
   if w.waiting_requests <= 0 or age >= st.gauges_seconds then return 0 end
-  local all = w.waiting_requests + max(w.running_requests, 0)
-  return min(w.waiting_requests, max(all - w.inflight, 0)) * (1 - age / st.gauges_seconds)
+  local there = w.waiting_requests + max(w.running_requests, 0)
+  return min(w.waiting_requests, max(there - w.inflight, 0)) * (1 - age / st.gauges_seconds)
 end
 
 local function steps_of(req, st)
@@ -112,33 +133,16 @@ local function steps_of(req, st)
   return req.max_tokens >= 0 and min(req.max_tokens, st.output_tokens) or st.output_tokens
 end
 
-local function missing(req, w) return pl.uncached_tokens(req, w, HOST, DISK) end
-
--- Pace of the fleet: the average of what was measured, by trust; the default rate of all while nothing was.
-local function fleet_pace(fleet, st, now)
-  local sum, weights, default = 0, 0, 0
-  for i = 0, fleet.n - 1 do
-    local w = fleet[i]
-    if w.eligible then
-      local slot = w.slot
-      if st.generation[slot] ~= w.generation or now - st.read_at[slot] >= READ_SECONDS then read(w, st, now) end
-      local t = trust(w, st, now)
-      sum, weights, default = sum + t * st.pace[slot], weights + t, st.pace[slot]
-    end
-  end
-  return weights > 0 and sum / weights or default
-end
-
 function policy.route(req, fleet, st)
   local now = pl.now()
-  local common = fleet_pace(fleet, st, now)
+  local common = common_pace(fleet, st, now)
   local decode = st.decode_cost * steps_of(req, st)
   local held = 0
   for i = 0, fleet.n - 1 do
     local w = fleet[i]
     local seconds = huge
     if w.eligible and w.weight > 0 then
-      local tokens = STEP + w.queued_prefill_tokens + st.reuse * missing(req, w)
+      local tokens = STEP + w.queued_prefill_tokens + missing(req, w) * (1 + st.neighbours * (w.inflight + 1))
         + decode * w.decode_blocks * w.block_tokens + strangers(w, st) * st.typical
       seconds = pace_of(w, st, common, now) * tokens / w.weight
       held = max(held, w.cached_tokens)
@@ -149,10 +153,10 @@ function policy.route(req, fleet, st)
   if not best then return nil end
   local w = fleet[best]
   local own = max(req.prompt_tokens - w.cached_tokens, 0)
-  if req.stream and own >= RATE_TOKENS then
+  if req.stream and own >= MEASURED_TOKENS then
     own_share:update(w, own / (STEP + own + w.queued_prefill_tokens))
   end
-  st.typical = st.typical + (own - st.typical) * TYPICAL
+  st.typical = st.typical + (own - st.typical) * TYPICAL_SHARE
   return best, held == 0 and "cold" or w.cached_tokens < held and "spill" or "hit"
 end
 

@@ -262,9 +262,8 @@ static void remove_pins(pl_request *rq)
 void pl_intake_usage(pl_request *rq)
 {
     int mode = rq->loop->router->config.usage;
-    rq->want_usage =
-        mode == 2 ||
-        (mode == 1 && (pl_decider_wants_done(rq->loop->decider) || pl_session_backed(rq)));
+    bool known = pl_decider_wants_done(rq->loop->decider) || rq->prompt || pl_session_backed(rq);
+    rq->want_usage = mode == 2 || (mode == 1 && known);
     if (!rq->want_usage || !rq->ask.req.stream ||
         (rq->api != PL_API_CHAT && rq->api != PL_API_COMPLETIONS))
         return;
@@ -358,6 +357,7 @@ int pl_intake_body(pl_request *rq)
     int read = pl_session_read(rq);
     if (read != 0)
         return read;
+    pl_prompt_of(rq);
     if (!rq->session)
         pl_intake_usage(rq);
     return 0;

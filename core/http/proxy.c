@@ -52,6 +52,7 @@ static void request_free(pl_request *rq)
     }
     pl_buf_free(&rq->answer);
     pl_session_free(rq);
+    pl_prompt_free(rq);
     if (rq->engine)
         pl_engine_unref(rq->engine);
     for (int i = 0; i < rq->ask.tried_n; i++)
@@ -116,6 +117,7 @@ static void tell_done(pl_request *rq, enum pl_end_cause cause)
 static void account(pl_request *rq, enum pl_end_cause cause)
 {
     pl_proxy_end_try(rq, cause == PL_END_OK ? 1 : -1);
+    pl_prompt_over(rq);
     if (rq->session)
         pl_session_over(rq); /* after the load was given back */
     observe(rq, cause);
@@ -369,7 +371,9 @@ void pl_proxy_send(pl_request *rq)
         return;
     }
     rq->attempts++;
-    if (pl_forward(rq, false) != 0)
+    if (pl_forward(rq, false) == 0)
+        pl_prompt_sent(rq);
+    else
         pl_relay_error(rq, 503, "out_of_memory", 1, "the router is out of memory");
 }
 
@@ -381,6 +385,12 @@ static void decide_and_send(pl_request *rq)
     /* eight times the chosen worker was taken by others: wait like everybody */
     if (!wait_for_capacity(rq, rq->loop->router->config.queue_seconds, false))
         pl_relay_error(rq, 503, "no_worker", 1, "every engine is busy");
+}
+
+void pl_proxy_begin(pl_request *rq)
+{
+    if (pl_prompt_begin(rq))
+        decide_and_send(rq);
 }
 
 /* After a wait, a look-up or a failure: on the fleet as it is now, with the engines that were added
@@ -488,6 +498,7 @@ void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
     }
     if (rq->session)
         pl_session_try_failed(rq);
+    pl_prompt_try_failed(rq);
     if (pl_proxy_may_retry(rq, status)) {
         pl_proxy_retry(rq);
         return;
@@ -518,7 +529,7 @@ static void on_request(void *ctx, pl_exchange *x)
         return;
     }
     if (pl_intake_body(rq) == 0 && (!rq->session || pl_session_begin(rq)))
-        decide_and_send(rq);
+        pl_proxy_begin(rq);
 }
 
 /* The client has left a turn of an engine's session: the engine is told, and its answer is read to

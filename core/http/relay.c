@@ -212,6 +212,7 @@ void pl_relay_head(pl_request *rq, const pl_head *head)
         pl_count(&l->metrics.upstream_failures, 1);
         atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
         pl_proxy_end_try(rq, 0);
+        pl_prompt_try_failed(rq);
         pl_proxy_retry(rq);
         return;
     }

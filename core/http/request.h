@@ -18,10 +18,12 @@
 #include "session/sessions.h"
 
 typedef struct pl_rq_session pl_rq_session; /* session.c */
+typedef struct pl_rq_tokens pl_rq_tokens;   /* prompt.c */
 
 typedef enum pl_request_state {
     PL_RQ_DECIDING,
     PL_RQ_LOOKING,    /* for its session: the store, or the turn before */
+    PL_RQ_TOKENIZING, /* by an engine, for a short while */
     PL_RQ_QUEUED,     /* in the waiting room, or a grant is under way */
     PL_RQ_OPENING,    /* its session, on the worker that was chosen */
     PL_RQ_CALLING,    /* connecting, sending, awaiting the first byte */
@@ -50,6 +52,8 @@ struct pl_request {
     double retention_seconds;      /* a wish of the client's, -1: none */
     pl_str cache_salt;             /* nvext's, or the body's own; {NULL,0}: none */
     double pin_instance, pin_rank; /* a trusted client's worker, by slot and rank; -1: none */
+    pl_rq_tokens *tokens;          /* the engine's /tokenize is asked, or has answered: prompt.c */
+    pl_prompt *prompt;             /* its keys, for the workers' caches; NULL: nobody looks */
     bool query_only;               /* tell the choice, send nothing */
 
     /* waiting */
@@ -150,6 +154,16 @@ bool pl_session_must_discard(const pl_request *rq);
 void pl_session_discard(pl_request *rq);
 void pl_session_discarded(pl_request *rq, bool engine_ended);
 
+/* --- prompt.c: the workers' KV caches --- */
+void pl_prompt_of(pl_request *rq); /* its keys; rq->prompt stays NULL when nobody looks at them */
+/* Asks for token ids where events need them. True: decide now; false: pl_proxy_decide is called
+ * later. */
+bool pl_prompt_begin(pl_request *rq);
+void pl_prompt_sent(pl_request *rq);
+void pl_prompt_try_failed(pl_request *rq);
+void pl_prompt_over(pl_request *rq);
+void pl_prompt_free(pl_request *rq);
+
 /* --- relay.c: the answer --- */
 
 void pl_relay_head(pl_request *rq, const pl_head *head);
@@ -170,6 +184,7 @@ void pl_count_status(pl_loop *l, int status);
 
 /* --- proxy.c: the state machine --- */
 
+void pl_proxy_begin(pl_request *rq);  /* all is known but the prompt's tokens */
 void pl_proxy_decide(pl_request *rq); /* on the fleet as it is now, and goes on from there */
 void pl_proxy_send(pl_request *rq);   /* the try that was begun: its session is open now */
 void pl_proxy_discard_over(pl_request *rq);

@@ -344,7 +344,7 @@ static void on_begun(pl_turn *t, int rc)
     pl_request *rq = of_turn(t)->rq;
     rq->state = PL_RQ_DECIDING;
     if (begun(rq, rc))
-        pl_proxy_decide(rq);
+        pl_proxy_begin(rq);
 }
 
 bool pl_session_begin(pl_request *rq)

@@ -82,6 +82,8 @@ static bool hash_of(const pl_mp_item *it, uint64_t *out)
 static bool take_hash(pl_mp *c, pl_str name, uint64_t *out)
 {
     pl_mp_item it, m;
+    if (pl_mp_fast_uint(c, out))
+        return true;
     if (pl_mp_read(c, &it))
         return false;
     if (it.type == PL_MP_MAP)
@@ -92,6 +94,11 @@ static bool take_hash(pl_mp *c, pl_str name, uint64_t *out)
 static bool take_token(pl_mp *c, bool bigram, uint32_t *first, uint32_t *second)
 {
     pl_mp_item it;
+    uint64_t fast;
+    if (!bigram && pl_mp_fast_uint(c, &fast)) {
+        *first = (uint32_t)fast;
+        return fast <= UINT32_MAX;
+    }
     if (pl_mp_read(c, &it))
         return false;
     if (!bigram) {

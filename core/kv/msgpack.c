@@ -149,9 +149,28 @@ int pl_mp_read(pl_mp *c, pl_mp_item *it)
     }
 }
 
+/* Bytes of a value whose first byte tells them all; 0: it does not. */
+static inline unsigned fixed_size(uint8_t head)
+{
+    if (head <= 0x7f || head >= 0xe0)
+        return 1;
+    static const uint8_t size[32] = {
+        [0x00] = 1, [0x02] = 1, [0x03] = 1, [0x0a] = 5, [0x0b] = 9, [0x0c] = 2, [0x0d] = 3,
+        [0x0e] = 5, [0x0f] = 9, [0x10] = 2, [0x11] = 3, [0x12] = 5, [0x13] = 9};
+    return head >= 0xc0 ? size[head - 0xc0] : 0;
+}
+
 int pl_mp_skip(pl_mp *c, uint64_t n)
 {
     while (n) {
+        /* tokens and hashes, nearly all there is to skip */
+        unsigned k;
+        while (n && c->p < c->end && (k = fixed_size(*c->p)) && (size_t)(c->end - c->p) >= k) {
+            c->p += k;
+            n--;
+        }
+        if (n == 0)
+            break;
         /* never more values than bytes: so n stays below their number and cannot overflow */
         if (n > (uint64_t)(c->end - c->p))
             return PL_ESYNTAX;

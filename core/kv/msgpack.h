@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/buf.h"
 #include "base/str.h"
@@ -48,6 +49,37 @@ static inline pl_mp pl_mp_of(const void *p, size_t n)
  * or PL_ESYNTAX at the end of the bytes, on the one unused byte and when a length or a count cannot
  * be true with the bytes left (the cursor is then anywhere). */
 int pl_mp_read(pl_mp *c, pl_mp_item *it) __attribute__((warn_unused_result));
+
+/* Takes a number of 0 and above in one of the ways that engines write them. False: it is something
+ * else, or near the end of the bytes: nothing was taken, pl_mp_read tells. */
+static inline bool pl_mp_fast_uint(pl_mp *c, uint64_t *v)
+{
+    const uint8_t *p = c->p;
+    if (c->end - p < 9)
+        return false;
+    uint16_t v16;
+    uint32_t v32;
+    uint64_t v64;
+    if (*p <= 0x7f) {
+        *v = *p;
+        c->p += 1;
+    } else if (*p == 0xcd) {
+        memcpy(&v16, p + 1, sizeof v16);
+        *v = __builtin_bswap16(v16);
+        c->p += 3;
+    } else if (*p == 0xce) {
+        memcpy(&v32, p + 1, sizeof v32);
+        *v = __builtin_bswap32(v32);
+        c->p += 5;
+    } else if (*p == 0xcf) {
+        memcpy(&v64, p + 1, sizeof v64);
+        *v = __builtin_bswap64(v64);
+        c->p += 9;
+    } else {
+        return false;
+    }
+    return true;
+}
 
 /* Steps over n values, whatever they contain; in time linear in their bytes. 0 or PL_ESYNTAX. */
 int pl_mp_skip(pl_mp *c, uint64_t n) __attribute__((warn_unused_result));

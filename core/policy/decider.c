@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "policy/source.h"
 #include "policy/vm_priv.h"
 
 #define SAVE_EVERY_NS        10000000000u
@@ -55,6 +56,7 @@ pl_vm *pl_decider_swap(pl_decider *d, pl_vm *vm, uint64_t generation)
 {
     pl_vm *old = d->vm;
     d->vm = vm;
+    d->wants_cache = vm && pl_policy_source_names(pl_vm_source(vm), PL_STR("cached_"));
     d->generation = generation;
     pl_guard_init(&d->guard, d->o.strikes, d->o.strike_window_seconds);
     atomic_store_explicit(&d->stats->suspended, 0, memory_order_relaxed);
@@ -243,6 +245,11 @@ int pl_decide_fault(pl_decider *d, pl_ask *ask, const struct pl_fault *fault, do
 }
 
 /* --- done --- */
+
+bool pl_decider_wants_cache(const pl_decider *d)
+{
+    return d->wants_cache && pl_decider_may_ask(d);
+}
 
 bool pl_decider_wants_done(const pl_decider *d)
 {

@@ -12,6 +12,7 @@ struct pl_decider {
     pl_limits limits;
     pl_policy_stats *stats; /* borrowed */
     pl_vm *vm;              /* NULL: the built-in choice decides */
+    bool wants_cache;       /* its policy's text names a worker's cached tokens */
     uint64_t generation;
     pl_guard guard;
     json_t *carry;         /* last save, for a VM that has to be rebuilt */

@@ -386,3 +386,11 @@ const pl_source_file *pl_source_shown(pl_policy_source *s, pl_str shown)
     pthread_mutex_unlock(&s->lock);
     return f;
 }
+
+bool pl_policy_source_names(const pl_policy_source *s, pl_str word)
+{
+    for (int i = 0; s->sealed && i < s->files_n; i++)
+        if (memmem(s->files[i].bytes, s->files[i].n, word.p, word.n))
+            return true;
+    return false;
+}

@@ -29,4 +29,7 @@ void pl_source_seal(pl_policy_source *s);
  * when none. */
 const pl_source_file *pl_source_shown(pl_policy_source *s, pl_str shown);
 
+/* Does the text of any of its files contain the word? Once the first VM stands. */
+bool pl_policy_source_names(const pl_policy_source *s, pl_str word);
+
 #endif

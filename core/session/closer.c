@@ -77,16 +77,23 @@ static pl_wheel *wheel(const pl_closer *c)
 
 /* --- the end of a close --- */
 
-static void tell(pl_close_notice *n)
+static void tell(pl_sessions *s, pl_close_notice *n)
 {
-    if (n && pl_mailbox_post(n->mailbox, &n->message) != 0)
+    if (!n)
+        return;
+    uv_mutex_lock(&s->notice_lock);
+    bool orphan = !n->mailbox;
+    if (!orphan && pl_mailbox_post(n->mailbox, &n->message) != 0)
+        n->undelivered = true;
+    uv_mutex_unlock(&s->notice_lock);
+    if (orphan)
         free(n);
 }
 
 static void item_free(item *i)
 {
     pl_sessions *s = i->s;
-    tell(i->notice);
+    tell(s, i->notice);
     pl_registry_drop(s->registry, i->pub.nonce);
     if (i->engine)
         pl_engine_unref(i->engine);
@@ -100,7 +107,7 @@ static void give_up(item *i, const char *why)
     pl_count(&i->s->stats.close_given_up);
     if (pl_log_allow(allow, 5))
         pl_log(PL_LOG_WARN, "session_close_given_up", "%s on %s: %s", i->name,
-               i->engine ? i->engine->name : "an engine that is gone", why);
+               i->engine ? i->engine->name : "an engine that has left", why);
     item_free(i);
 }
 
@@ -210,7 +217,7 @@ static void on_answer(void *user, const pl_fetch_result *r)
             l->all[k] = NULL;
     l->active--;
     i->tried = true;
-    tell(i->notice);
+    tell(s, i->notice);
     i->notice = NULL;
     if (is_over(r)) {
         pl_sessions_latency(s, &s->close_latency, pl_clock_now_ns(s->c.clock) - i->sent_ns);
@@ -290,9 +297,20 @@ static void on_message(pl_message *m, void *ctx)
     (void)ctx;
     item *i = (item *)m;
     pl_closer *c = i->s->closer;
+    if (pl_sessions_arrived(i->s)) {
+        free(i->notice); /* its loop has ended long ago */
+        if (i->engine)
+            pl_engine_unref(i->engine);
+        free(i);
+        return;
+    }
     lane *l = c->stopped || !i->engine ? NULL : lane_for(c, i->engine);
+    if (!i->engine) { /* it has left, and what it held with it */
+        item_free(i);
+        return;
+    }
     if (!l) {
-        give_up(i, c->stopped ? "the router has stopped" : "it is not known here, or no memory");
+        give_up(i, c->stopped ? "the router has stopped" : "out of memory");
         return;
     }
     if (l->items++ == 0)
@@ -310,7 +328,7 @@ static void on_message(pl_message *m, void *ctx)
 static void to_control(item *i)
 {
     i->pub.message.run = on_message;
-    if (pl_mailbox_post(i->s->c.control_mailbox, &i->pub.message) != 0)
+    if (pl_sessions_post(i->s, &i->pub.message) != 0)
         give_up(i, "the router has stopped");
 }
 
@@ -329,12 +347,13 @@ void pl_close_submit(pl_sessions *s, const pl_session_name *name, const pl_bindi
 {
     pl_session_note note;
     pl_worker_state *w;
-    pl_count(&s->stats.closes[cause]);
+    if (cause != PL_CLOSE_UNCOUNTED)
+        pl_count(&s->stats.closes[cause]);
     item *i = pl_session_note_read(&b->note, &note) ? calloc(1, sizeof *i) : NULL;
     if (!i) { /* no memory, or not a binding of ours: the engine's own timeout frees it */
         pl_count(&s->stats.close_given_up);
         pl_registry_drop(s->registry, note.nonce);
-        tell(notice);
+        tell(s, notice);
         return;
     }
     i->s = s;

@@ -86,12 +86,45 @@ void pl_session_forget(pl_sessions *s, pl_store *store, pl_store_errands *of,
     pl_store_errand_go(e);
 }
 
+static void then_unleased(pl_store_errand *e)
+{
+    pl_sessions_store_lost(e->s, e->call.result); /* else it ends by itself */
+}
+
+void pl_session_unlease(pl_sessions *s, pl_store *store, pl_store_errands *of,
+                        const pl_session_name *name, uint64_t owner)
+{
+    pl_store_errand *e = pl_store_errand_new(s, store, of, name);
+    if (!e)
+        return;
+    e->call.op = PL_STORE_RELEASE;
+    e->call.owner = owner;
+    e->then = then_unleased;
+    pl_store_errand_go(e);
+}
+
+/* PEEK, then REMOVE: so that what is removed is known also when the answer is lost. */
 static void then_removed(pl_store_errand *e)
 {
     int rc = e->call.result;
-    pl_sessions_store_lost(e->s, rc);
-    if (rc == 0 && e->call.had_old && e->call.old.kind == PL_SESSION_ENGINE_BACKED)
-        pl_close_submit(e->s, &e->call.name, &e->call.old, (pl_close_cause)e->cause, false, NULL);
+    bool lost = pl_sessions_store_lost(e->s, rc);
+    if (e->call.op == PL_STORE_PEEK && rc == 0) {
+        e->call.op = PL_STORE_REMOVE;
+        e->call.when = PL_STORE_IF_VERSION;
+        e->call.version = e->call.binding.version;
+        e->again = true;
+        return;
+    }
+    if (e->call.op == PL_STORE_REMOVE) {
+        if (rc == PL_EEXISTS && e->tries++ < 5) { /* it was bound anew meanwhile */
+            e->call.op = PL_STORE_PEEK;
+            e->again = true;
+            return;
+        }
+        if ((rc == 0 || lost) && e->call.binding.kind == PL_SESSION_ENGINE_BACKED)
+            pl_close_submit(e->s, &e->call.name, &e->call.binding, (pl_close_cause)e->cause, false,
+                            NULL);
+    }
     if (e->done)
         e->done(e->ctx, rc);
 }
@@ -106,7 +139,7 @@ void pl_session_remove(pl_sessions *s, pl_store *store, pl_store_errands *of,
             done(ctx, PL_ENOMEM);
         return;
     }
-    e->call.op = PL_STORE_REMOVE;
+    e->call.op = PL_STORE_PEEK;
     e->cause = (int)cause;
     e->then = then_removed;
     e->done = done;

@@ -59,11 +59,21 @@ static void on_wait_over(pl_timer *t)
     finish(o, o->rc);
 }
 
+static void notice_unlink(pl_close_notice *n)
+{
+    *n->link = n->next;
+    if (n->next)
+        n->next->link = n->link;
+    n->link = NULL;
+}
+
 static void on_notice(pl_message *m, void *ctx)
 {
     (void)ctx;
     pl_close_notice *n = (pl_close_notice *)m;
     pl_opening *o = n->owner;
+    if (n->link)
+        notice_unlink(n);
     free(n);
     if (o) {
         o->notice = NULL;
@@ -86,6 +96,11 @@ static void close_then_finish(pl_opening *o, int rc, bool may_land_later)
         n->message.run = on_notice;
         n->mailbox = o->l->c.mailbox;
         n->owner = o;
+        n->next = o->l->notices;
+        n->link = &o->l->notices;
+        if (n->next)
+            n->next->link = &n->next;
+        o->l->notices = n;
     }
     o->rc = rc;
     o->notice = n;
@@ -212,4 +227,16 @@ void pl_openings_stop(pl_sessions_loop *l)
         }
         opening_free(o);
     }
+    if (!l->notices) /* then the controller may be gone already */
+        return;
+    uv_mutex_lock(&l->s->notice_lock);
+    while (l->notices) {
+        pl_close_notice *n = l->notices;
+        notice_unlink(n);
+        if (n->undelivered)
+            free(n);
+        else
+            n->mailbox = NULL; /* the closer frees it, or the mailbox has it already */
+    }
+    uv_mutex_unlock(&l->s->notice_lock);
 }

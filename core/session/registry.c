@@ -112,12 +112,10 @@ pl_engine *pl_registry_closing(pl_registry *r, uint64_t nonce, pl_worker_state *
     return engine;
 }
 
-static void drop(pl_registry *r, uint64_t nonce, bool closing_too)
+void pl_registry_drop(pl_registry *r, uint64_t nonce)
 {
     uv_mutex_lock(&r->lock);
     pl_registered **at = find(r, nonce), *e = *at;
-    if (e && e->closing && !closing_too)
-        e = NULL;
     if (e) {
         *at = e->next;
         r->count--;
@@ -127,14 +125,13 @@ static void drop(pl_registry *r, uint64_t nonce, bool closing_too)
         let_go(e);
 }
 
-void pl_registry_drop(pl_registry *r, uint64_t nonce)
+bool pl_registry_is_open(pl_registry *r, uint64_t nonce)
 {
-    drop(r, nonce, true);
-}
-
-void pl_registry_forget(pl_registry *r, uint64_t nonce)
-{
-    drop(r, nonce, false);
+    uv_mutex_lock(&r->lock);
+    const pl_registered *e = *find(r, nonce);
+    bool open = e && !e->closing;
+    uv_mutex_unlock(&r->lock);
+    return open;
 }
 
 pl_registered *pl_registry_pick(pl_registry *r, const pl_engine *engine, uint64_t due_ns,

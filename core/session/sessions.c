@@ -50,6 +50,31 @@ bool pl_sessions_store_lost(pl_sessions *s, int rc)
     return lost;
 }
 
+int pl_sessions_post(pl_sessions *s, pl_message *m)
+{
+    atomic_fetch_add(&s->posted, 1);
+    int rc = pl_mailbox_post(s->c.control_mailbox, m);
+    if (rc != 0)
+        atomic_fetch_sub(&s->posted, 1);
+    return rc;
+}
+
+static void destroy(pl_sessions *s)
+{
+    pl_closer_free(s->closer);
+    uv_mutex_destroy(&s->hist_lock);
+    uv_mutex_destroy(&s->notice_lock);
+    free(s);
+}
+
+bool pl_sessions_arrived(pl_sessions *s)
+{
+    bool freed = s->freed;
+    if (atomic_fetch_sub(&s->posted, 1) == 1 && freed)
+        destroy(s);
+    return freed;
+}
+
 void pl_sessions_latency(pl_sessions *s, pl_hist *h, uint64_t ns)
 {
     uv_mutex_lock(&s->hist_lock); /* one writer at a time */
@@ -70,7 +95,13 @@ static void looked(pl_store_errand *e)
     if (rc == PL_ENOTFOUND || (rc == 0 && (e->call.binding.kind != PL_SESSION_ENGINE_BACKED ||
                                            !pl_session_note_read(&e->call.binding.note, &note) ||
                                            note.nonce != e->nonce))) {
-        pl_registry_forget(s->registry, e->nonce); /* who removed it has it closed */
+        /* who removed it closes it, unless he never learnt that he did: an answer of the store was
+         * lost. Twice does no harm */
+        pl_binding b = {.slot = -1};
+        note = (pl_session_note){.nonce = e->nonce, .engine_seconds = s->c.o.engine_extra_seconds};
+        pl_session_note_write(&note, &b.note);
+        if (pl_registry_is_open(s->registry, e->nonce))
+            pl_close_submit(s, &e->call.name, &b, PL_CLOSE_UNCOUNTED, false, NULL);
     } else {
         uint64_t ttl_ms = rc == 0 ? e->call.binding.ttl_ms : LOOK_MS;
         pl_registry_looked(s->registry, e->nonce, now + ttl_ms * MS);
@@ -121,7 +152,8 @@ static void extended(pl_store_errand *e)
                           -1);
         return;
     }
-    pl_sessions_store_lost(s, e->call.result);
+    if (pl_sessions_store_lost(s, e->call.result)) /* perhaps it is bound again */
+        pl_session_forget(s, s->store, &s->errands, &e->call.name, e->nonce);
     pl_close_submit(s, &e->call.name, b, PL_CLOSE_EXPIRED, false, NULL);
 }
 
@@ -130,6 +162,10 @@ static void extend(pl_message *m, void *ctx)
     (void)ctx;
     verdict *v = (verdict *)m;
     pl_sessions *s = v->s;
+    if (pl_sessions_arrived(s)) {
+        free(v);
+        return;
+    }
     pl_session_note note;
     pl_store_errand *e = s->store && !atomic_load(&s->stopping)
                              ? pl_store_errand_new(s, s->store, &s->errands, &v->name)
@@ -183,7 +219,7 @@ void pl_sessions_expire(pl_sessions *s, const pl_session_name *name, const pl_bi
             v->s = s;
             v->b = next;
             v->name = pl_session_name_copy(name, v->bytes);
-            if (pl_mailbox_post(s->c.control_mailbox, &v->message) == 0)
+            if (pl_sessions_post(s, &v->message) == 0)
                 return;
             free(v);
         }
@@ -219,6 +255,8 @@ static void close_list(pl_sessions *s, pl_registered *list, pl_close_cause cause
 
 void pl_sessions_engine_gone(pl_sessions *s, pl_engine *e)
 {
+    if (!s)
+        return;
     close_list(s, pl_registry_pick(s->registry, e, 0, 0), PL_CLOSE_GONE);
     pl_closer_engine_gone(s->closer, e);
 }
@@ -238,10 +276,11 @@ int pl_sessions_new(const pl_sessions_config *c, pl_sessions **out)
     if (!s)
         return PL_ENOMEM;
     s->c = *c;
+    uv_mutex_init(&s->hist_lock);
+    uv_mutex_init(&s->notice_lock);
     s->gate = pl_gate_new();
     s->registry = pl_registry_new();
     s->closer = pl_closer_new(s);
-    uv_mutex_init(&s->hist_lock);
     if (!s->gate || !s->registry || !s->closer) {
         pl_sessions_free(s);
         return PL_ENOMEM;
@@ -289,16 +328,24 @@ void pl_sessions_free(pl_sessions *s)
     pl_wheel_cancel(s->c.control_wheel, &s->look_timer);
     pl_wheel_cancel(s->c.control_wheel, &s->stop_timer);
     pl_store_errands_cancel(&s->errands);
-    pl_closer_free(s->closer);
     pl_registry_free(s->registry);
     pl_gate_free(s->gate);
-    uv_mutex_destroy(&s->hist_lock);
-    free(s);
+    s->freed = true;
+    if (atomic_load(&s->posted) == 0)
+        destroy(s);
 }
 
 const pl_sessions_stats *pl_sessions_stats_of(const pl_sessions *s)
 {
     return &s->stats;
+}
+
+double pl_binding_held_tokens(const pl_binding *b)
+{
+    pl_session_note note;
+    return b->kind == PL_SESSION_ENGINE_BACKED && pl_session_note_read(&b->note, &note)
+               ? note.held_tokens
+               : -1;
 }
 
 const pl_hist *pl_sessions_open_latency(const pl_sessions *s)

@@ -97,6 +97,8 @@ void pl_sessions_expired(void *sessions, const pl_session_name *name, const pl_b
  * dies with it), waits at most deadline_ms; done runs on the control thread. */
 void pl_sessions_stop(pl_sessions *s, bool close_all, uint64_t deadline_ms, void (*done)(void *ctx),
                       void *ctx);
+/* After the loops' parts. What is still on its way to the control thread is dropped there: that
+ * mailbox is closed after this, not before its memory goes. NULL is fine. */
 void pl_sessions_free(pl_sessions *s);
 const pl_sessions_stats *pl_sessions_stats_of(const pl_sessions *s);
 const pl_hist *pl_sessions_open_latency(const pl_sessions *s);  /* of open RPCs, ns */
@@ -109,8 +111,11 @@ const pl_hist *pl_sessions_close_latency(const pl_sessions *s); /* of close RPCs
 void pl_sessions_expire(pl_sessions *s, const pl_session_name *name, const pl_binding *b,
                         int action, double seconds);
 
+/* Of an engine-backed binding, as last reported; -1: of another, or not known. */
+double pl_binding_held_tokens(const pl_binding *b);
+
 /* The engine leaves: its sessions are closed on it, as far as it still answers. Their bindings
- * stay: the next turn finds that its worker is gone. Control thread. */
+ * stay: the next turn finds that its worker is gone. Control thread. s NULL is fine. */
 void pl_sessions_engine_gone(pl_sessions *s, pl_engine *e);
 
 /* Closes one by name, for the admin API. Control thread, with the control thread's store handle.

@@ -111,7 +111,7 @@ void pl_registry_bound(pl_registry *r, uint64_t nonce, uint64_t version, uint32_
 /* It is being closed; a new reference to its engine, and the worker; NULL: not here. */
 pl_engine *pl_registry_closing(pl_registry *r, uint64_t nonce, pl_worker_state **w);
 void pl_registry_drop(pl_registry *r, uint64_t nonce);
-void pl_registry_forget(pl_registry *r, uint64_t nonce); /* drops it unless it is being closed */
+bool pl_registry_is_open(pl_registry *r, uint64_t nonce); /* and not being closed */
 /* Copies of those that are bound and not being closed: on this engine (NULL: all), and of which
  * due_ns says that their binding should be gone (0: all). At most `max`, 0: no bound. A list to
  * free one by one; the copies hold no reference. */
@@ -124,15 +124,18 @@ unsigned pl_registry_count(pl_registry *r);
 
 typedef struct pl_closer pl_closer;
 
-/* Posted to `mailbox` once, when the first attempt has ended one way or another. Freed by who gets
- * it; the closer frees it when the mailbox is closed. */
+/* Told to a loop when the first attempt has ended, one way or another. The loop's part of the
+ * controller keeps it in a list, so that none is posted to a loop that has ended. */
 typedef struct pl_close_notice {
-    pl_message message; /* first */
-    pl_mailbox *mailbox;
-    void *owner; /* of its loop's thread alone */
+    pl_message message;                   /* first */
+    struct pl_close_notice *next, **link; /* of its loop's thread alone */
+    void *owner;                          /* likewise */
+    pl_mailbox *mailbox;                  /* under notice_lock; NULL: the loop has ended */
+    bool undelivered;                     /* likewise: its mailbox is closed */
 } pl_close_notice;
 
 pl_closer *pl_closer_new(pl_sessions *s);
+#define PL_CLOSE_UNCOUNTED PL_CLOSE_CAUSES /* somebody else has counted the cause */
 /* Closes the session that b (engine-backed) names on its engine, after the turn that works on it.
  * again: the open may still land after the close: closes twice more, later. Any thread. notice may
  * be NULL. Out of memory: given up. */
@@ -189,7 +192,7 @@ struct pl_store_errand {
     void (*done)(void *ctx, int rc);  /* then()'s own from here on */
     void *ctx;
     uint64_t nonce;
-    int cause;
+    int cause, tries;
     char bytes[PL_NAME_BYTES];
 };
 /* NULL: out of memory. Fill call and then, and go. */
@@ -200,6 +203,9 @@ void pl_store_errands_cancel(pl_store_errands *of);
 /* Removes the binding to the engine's session of this nonce, when it is there. */
 void pl_session_forget(pl_sessions *s, pl_store *store, pl_store_errands *of,
                        const pl_session_name *name, uint64_t nonce);
+/* Ends the lease that this owner may have; the note stays. */
+void pl_session_unlease(pl_sessions *s, pl_store *store, pl_store_errands *of,
+                        const pl_session_name *name, uint64_t owner);
 /* Removes whatever it is bound to and closes that; done may be NULL. */
 void pl_session_remove(pl_sessions *s, pl_store *store, pl_store_errands *of,
                        const pl_session_name *name, pl_close_cause cause,
@@ -218,8 +224,10 @@ struct pl_sessions {
     pl_timer look_timer;
     unsigned looks; /* under way */
     _Atomic bool stopping;
-    _Atomic int outage; /* 1: the store is out of reach, and that was told */
-    uv_mutex_t hist_lock;
+    _Atomic unsigned posted; /* messages to the control thread that have not arrived */
+    bool freed;              /* the last of those frees the struct */
+    _Atomic int outage;      /* 1: the store is out of reach, and that was told */
+    uv_mutex_t hist_lock, notice_lock;
     pl_hist open_latency, close_latency;
     pl_timer stop_timer;
     uint64_t stop_by_ms;
@@ -233,9 +241,15 @@ struct pl_sessions_loop {
     pl_rng nonces; /* seeded by the system: routers with one seed must not meet */
     pl_turn_inner *turns;
     pl_opening *openings;
+    pl_close_notice *notices;
     pl_store_errands errands;
 };
 
+/* To the control thread; 0, or PL_ECANCELLED: it takes none any more. */
+int pl_sessions_post(pl_sessions *s, pl_message *m);
+/* One of those has arrived. True: too late, the controller is freed (and s gone, maybe): drop it.
+ */
+bool pl_sessions_arrived(pl_sessions *s);
 /* The store answered (well or that it cannot): keeps account of outages. True: out of reach. */
 bool pl_sessions_store_lost(pl_sessions *s, int rc);
 void pl_sessions_latency(pl_sessions *s, pl_hist *h, uint64_t ns);

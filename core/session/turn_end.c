@@ -190,9 +190,15 @@ void pl_turn_end(pl_turn *t, pl_turn_end_kind how, const pl_history *history, do
     pl_turn_inner *in = t->in;
     if (!in)
         return;
+    if (in->state != PL_TURN_IDLE && in->state != PL_TURN_SENT) { /* still before a ready() */
+        pl_turn_cancel(t);
+        return;
+    }
     t->in = NULL;
     in->t = NULL;
     in->how = how;
+    if (t->wish) /* it may have become so meanwhile */
+        in->closes = t->wish->action == PL_WISH_CLOSE || t->wish->final;
     if (how == PL_TURN_POISONED)
         pl_count(&in->s->stats.poisoned);
     if (how == PL_TURN_ABORTED)

@@ -86,7 +86,7 @@ static void bound(pl_turn_inner *in)
         pl_session_forget(s, in->l->c.store, &in->l->errands, &in->name, in->note.nonce);
         close_own(in, PL_CLOSE_GONE);
         in->bound = in->leased = in->opened = false;
-        pl_turn_tell(in, PL_ECONNECT);
+        pl_turn_tell(in, atomic_load(&s->stopping) ? PL_ECANCELLED : PL_ECONNECT);
     } else {
         pl_turn_tell(in, 0);
     }
@@ -139,9 +139,16 @@ void pl_turn_on_put(pl_turn_inner *in, int rc)
         race_lost(in);
         return;
     }
-    if (lost) /* nobody knows whether it is bound */
-        pl_session_forget(in->s, in->l->c.store, &in->l->errands, &in->name, in->new_note.nonce);
     close_own(in, PL_CLOSE_FAILED);
+    if (lost) { /* nobody knows whether it is bound, and in whose place */
+        pl_session_forget(in->s, in->l->c.store, &in->l->errands, &in->name, in->new_note.nonce);
+        if (in->bound && in->binding.kind == PL_SESSION_ENGINE_BACKED) {
+            pl_session_forget(in->s, in->l->c.store, &in->l->errands, &in->name, in->note.nonce);
+            pl_close_submit(in->s, &in->name, &in->binding, PL_CLOSE_REBOUND, false, NULL);
+        }
+        pl_turn_renew_stop(in);
+        in->bound = in->leased = false;
+    }
     if (!in->t) {
         pl_turn_unwind(in);
         return;
@@ -206,7 +213,7 @@ int pl_turn_open(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms, bool streaming
     if (in->fallback)
         return PL_EIO;
     if (atomic_load(&s->stopping))
-        return PL_ECONNECT;
+        return PL_ECANCELLED;
     int rc = streaming ? pl_sessions_can_open(s, w) : pl_sessions_can_open_regular(s, w);
     if (rc < 0)
         return rc;

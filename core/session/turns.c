@@ -249,8 +249,9 @@ static void on_lease(pl_turn_inner *in, int rc)
         take_binding(in, &in->call.binding);
         pl_turn_leased(in);
     }
+    if (lost) /* it may have been taken nonetheless */
+        pl_session_unlease(in->s, in->l->c.store, &in->l->errands, &in->name, in->owner);
     if (!in->t) {
-        in->leased = in->leased || lost; /* it may have been taken nonetheless */
         pl_turn_unwind(in);
     } else if (engine) {
         pl_gate_mark(in->s->gate, &in->gate, in->note.nonce);
@@ -290,6 +291,8 @@ static void renewed(pl_turn_inner *in, int rc)
     } else if (pl_sessions_store_lost(in->s, rc)) { /* the lease lasts a while: try again */
         pl_wheel_arm(wheel(in), &in->renew_timer, half_ms / 4, renew);
     } else { /* closed, or bound anew, or another router's turn now: who did that cares for it */
+        if (rc == 0)
+            pl_session_unlease(in->s, in->l->c.store, &in->l->errands, &in->name, in->owner);
         in->leased = false;
         if (in->t)
             in->t->leased = false;

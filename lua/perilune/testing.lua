@@ -541,8 +541,9 @@ end
 -- members = {}}, session = {fields, and id, parent, bound = a worker's name, must = true: an engine
 -- holds it}, workers = { {fields, and name}, ... }, random = {draws}, seed, now }.
 -- Answers { index, worker = its name, slot, reason, by = "route" | "score" | "session" | "default",
--- cost = {} by index: of score, or what route left in fleet.cost; action = "QUEUE" | "SHED" |
--- "SHRINK" | "PIN_LOST" | nil, arg, errors = { {hook, message}, ... }, clamped = { hook = count } }. A hook that fails is left out and the next one decides, as in the
+-- cost = {} by index (of score, or what route left in fleet.cost), action = "QUEUE" | "SHED" |
+-- "SHRINK" | "PIN_LOST" | nil, arg, errors = { {hook, message}, ... }, clamped = { hook = count } }.
+-- A hook that fails is left out and the next one decides, as in the
 -- router; worker is nil when none is eligible.
 function Policy:decide(given)
   begin(self, given)

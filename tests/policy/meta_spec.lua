@@ -8,6 +8,11 @@ describe("lua/perilune/meta.lua", function()
       "stale: luajit lua/tools/gen_meta.lua > lua/perilune/meta.lua")
   end)
 
+  it("takes no word of a comment for a constant", function()
+    local constants = gen_meta.constants "enum pl_x { PL_A, /* as PL_B */ PL_C }; enum pl_y { PL_B };"
+    assert.same({ { name = "A", value = 0 }, { name = "C", value = 1 }, { name = "B", value = 0 } }, constants)
+  end)
+
   it("is Lua", function()
     assert.is_function(loadstring(gen_meta.generate(header)))
   end)

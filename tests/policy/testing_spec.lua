@@ -71,7 +71,25 @@ describe("records", function()
   end)
 end)
 
+describe("pl.uncached_tokens", function()
+  it("is what a worker would have to prefill, lower tiers in part", function()
+    local policy = policy_with("score(req, w)", [[
+      assert(pl.uncached_tokens(req, w) == 700 and pl.uncached_tokens(req, w, 0.5) == 600)
+      assert(pl.uncached_tokens(req, w, 0.5, 0.25) == 575 and pl.uncached_tokens(req, w, 100) == 0)
+      return 1
+    ]])
+    local d = policy:decide { req = { prompt_tokens = 1000 },
+      workers = { { cached_tokens = 300, cached_host_tokens = 200, cached_disk_tokens = 100 } } }
+    assert.same({}, d.errors)
+  end)
+end)
+
 describe("fleet.cost", function()
+  it("is shown as route left it", function()
+    local policy = policy_with("route(req, fleet)", "fleet.cost[1] = 7 return 1")
+    assert.same({ [1] = 7 }, policy:decide({ workers = testing.fleet(3) }).cost)
+  end)
+
   it("is scratch for pl.pick_min", function()
     local policy = policy_with("route(req, fleet)", [[
       for i = 0, fleet.n - 1 do fleet.cost[i] = -fleet[i].inflight end

@@ -186,6 +186,8 @@ static void fake_request(fake_conn *c, fake_answer forced, bool release)
         snprintf(open ? f->last_open : f->last_close, sizeof f->last_open, "%s", body);
         if (f->chaos && pl_rng_below(f->chaos, 4) == 0)
             how = (fake_answer)pl_rng_below(f->chaos, FAKE_ANSWERS);
+        if (f->chaos && !open && how == FAKE_404)
+            how = FAKE_500; /* to a close it would say that there are no sessions here */
     }
     if (how == FAKE_HOLD) {
         c->held = true;

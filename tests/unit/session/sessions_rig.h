@@ -80,8 +80,9 @@ typedef struct router {
     pl_sessions_loop *l[2];
     pl_rng rng;
     int expiring;
-    pl_binding expired; /* the last one */
-    char expired_id[64];
+    int undecided; /* of them, at the front of these */
+    pl_binding expired[32];
+    char expired_id[32][64];
 } router;
 
 typedef struct rig {
@@ -128,8 +129,20 @@ static void rig_expiring(void *ctx, const pl_session_name *name, const pl_bindin
 {
     router *x = ctx;
     x->expiring++;
-    x->expired = *b;
-    snprintf(x->expired_id, sizeof x->expired_id, "%.*s", PL_FMT(name->id));
+    assert_true(x->undecided < 32);
+    x->expired[x->undecided] = *b;
+    snprintf(x->expired_id[x->undecided++], sizeof x->expired_id[0], "%.*s", PL_FMT(name->id));
+}
+
+/* The verdict about one that has expired; false: there is none. */
+static RIG_UNUSED bool rig_decide(router *x, int action, double seconds)
+{
+    if (x->undecided == 0)
+        return false;
+    int i = --x->undecided;
+    pl_session_name name = {PL_STR("acme"), pl_str_c(x->expired_id[i])};
+    pl_sessions_expire(x->s, &name, &x->expired[i], action, seconds);
+    return true;
 }
 
 static void rig_expired(void *ctx, const pl_session_name *name, const pl_binding *b)
@@ -333,7 +346,7 @@ typedef struct turn {
     int order; /* of its ready among all */
 } turn;
 
-static int turns_ready;
+static _Atomic int turns_ready;
 
 static void turn_on_ready(pl_turn *t, int rc)
 {

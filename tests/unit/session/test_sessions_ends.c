@@ -1,4 +1,4 @@
-/* How sessions end: closes, expiry, failures of the store, engines that leave, the stop. */
+/* How sessions end: closes, expiry, engines that leave, the stop. */
 #include "sessions_rig.h"
 
 /* --- closes --- */
@@ -25,15 +25,7 @@ static void closes_after_the_turn(void **state)
         char want[400], name[PL_ENGINE_SESSION_MAX];
         rig_session(&r, "s", 0, 60000);
         assert_int_equal(turn_begin(&t, r.a.l[0], "s", rows[i].action), 0);
-        t.wish.final = rows[i].final;
-        if (rows[i].final) { /* it is read at begin */
-            pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
-            turn_begin(&t, r.a.l[0], "x", PL_WISH_TURN);
-            pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
-            t.wish.final = true;
-            t.wish.id = t.t.name.id = PL_STR("s");
-            assert_int_equal(pl_turn_begin(r.a.l[0], &t.t), 0);
-        }
+        t.wish.final = rows[i].final; /* it counts at the end */
         pl_turn_engine_id(&t.t, name);
         pl_turn_sent(&t.t, rig_worker(&r, 0), 60000);
         rig_pass(&r, 1000);
@@ -244,8 +236,8 @@ static void expiry_closes_but_never_during_a_turn(void **state)
 
 static void expire_as_decided(router *x, int action, double seconds)
 {
-    pl_session_name name = {PL_STR("acme"), pl_str_c(x->expired_id)};
-    pl_sessions_expire(x->s, &name, &x->expired, action, seconds);
+    assert_true(rig_decide(x, action, seconds));
+    assert_int_equal(x->undecided, 0);
 }
 
 static void the_policy_decides_about_expiry(void **state)
@@ -357,136 +349,6 @@ static void what_another_router_closed_is_counted_no_more(void **state)
     rig_close(&r);
 }
 
-/* --- the store fails --- */
-
-static void without_the_store_requests_go_on(void **state)
-{
-    (void)state;
-    for (int i = 0; i < 4; i++) {
-        rig r;
-        rig_open(&r, NULL, false);
-        turn t;
-        pl_binding b;
-        rig_session(&r, "s", 0, 60000);
-        r.a.v.fail = i % 2 ? PL_ETIMEOUT : PL_EUNAVAILABLE;
-        r.a.v.fail_op = i < 2 ? -1 : PL_STORE_LEASE;
-        r.a.v.fail_does = i % 2; /* a lease that was taken, for all we know */
-        assert_int_equal(turn_begin(&t, r.a.l[0], "s", PL_WISH_OPEN), 0);
-        assert_true(t.t.fallback);
-        assert_false(t.t.bound || t.t.leased);
-        assert_int_equal(turn_open(&t, rig_worker(&r, 0), 60000), PL_EIO);
-        pl_turn_sent(&t.t, rig_worker(&r, 1), 60000);
-        pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
-        assert_true(count(&stats(&r.a)->store_unavailable) >= 1);
-        r.a.v.fail = 0;
-        assert_true(rig_peek(&r, "s", &b));
-        assert_int_equal(b.kind, PL_SESSION_ENGINE_BACKED);
-        /* back: at once, or when that lease has ended by itself */
-        rig_pass(&r, 31000);
-        assert_int_equal(turn_begin(&t, r.a.l[0], "s", PL_WISH_TURN), 0);
-        assert_true(t.t.leased && !t.t.fallback);
-        pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
-        rig_close(&r);
-    }
-}
-
-static void a_bind_that_nobody_confirms_is_undone(void **state)
-{
-    (void)state;
-    for (int does = 0; does < 2; does++) {
-        rig r;
-        rig_open(&r, NULL, false);
-        turn t;
-        pl_binding b;
-        assert_int_equal(turn_begin(&t, r.a.l[0], "s", PL_WISH_OPEN), 0);
-        r.a.v.fail = PL_ETIMEOUT;
-        r.a.v.fail_op = PL_STORE_PUT;
-        r.a.v.fail_does = does;
-        assert_int_equal(turn_open(&t, rig_worker(&r, 0), 60000), PL_STORE_PENDING);
-        rig_wait(&r, t.ready);
-        assert_int_equal(t.rc, PL_EIO);
-        assert_true(t.t.fallback);
-        assert_false(t.t.bound || t.t.leased);
-        pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
-        rig_wait(&r, rig_worker(&r, 0)->sessions == 0);
-        assert_int_equal(r.f[0].open_n, 0);
-        assert_false(rig_peek(&r, "s", &b));
-        rig_close(&r);
-    }
-}
-
-/* What the engine got in a turn must reach the next one. */
-static void a_lease_is_given_back_when_the_store_is_back(void **state)
-{
-    (void)state;
-    rig r;
-    rig_open(&r, NULL, false);
-    turn t;
-    pl_history h = {{5, 6}, 9, PL_HISTORY_TEXT, 0};
-    rig_session(&r, "s", 0, 60000);
-    assert_int_equal(turn_begin(&t, r.a.l[0], "s", PL_WISH_TURN), 0);
-    pl_turn_sent(&t.t, rig_worker(&r, 0), 60000);
-    r.a.v.fail = PL_EUNAVAILABLE;
-    r.a.v.fail_op = -1;
-    pl_turn_end(&t.t, PL_TURN_DONE, &h, 300);
-    rig_pass(&r, 8000);
-    assert_false(rig_free_lease(&r, "s"));
-    r.a.v.fail = 0;
-    rig_pass(&r, 1100);
-    assert_true(rig_free_lease(&r, "s"));
-    assert_int_equal(turn_begin(&t, r.b.l[0], "s", PL_WISH_TURN), 0);
-    assert_memory_equal(&t.t.history, &h, sizeof h);
-    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
-    /* renewals that fail for a while cost nothing */
-    assert_int_equal(turn_begin(&t, r.a.l[0], "s", PL_WISH_TURN), 0);
-    r.a.v.fail = PL_EUNAVAILABLE;
-    rig_pass(&r, 20000);
-    r.a.v.fail = 0;
-    rig_pass(&r, 30000);
-    assert_true(t.t.leased);
-    assert_false(rig_free_lease(&r, "s"));
-    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
-    rig_close(&r);
-}
-
-static void a_close_without_the_store_closes_on_the_engine(void **state)
-{
-    (void)state;
-    rig r;
-    rig_open(&r, NULL, false);
-    turn t;
-    rig_session(&r, "s", 0, 60000);
-    assert_int_equal(turn_begin(&t, r.a.l[0], "s", PL_WISH_CLOSE), 0);
-    r.a.v.fail = PL_ETIMEOUT;
-    r.a.v.fail_op = -1;
-    r.a.v.fail_does = true;
-    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
-    rig_wait(&r, rig_worker(&r, 0)->sessions == 0);
-    assert_int_equal(r.f[0].open_n, 0);
-    r.a.v.fail = 0;
-    rig_close(&r);
-}
-
-/* The store was full: the session is not left on the engine. */
-static void a_full_store(void **state)
-{
-    (void)state;
-    rig r;
-    rig_open(&r, NULL, false);
-    turn t;
-    assert_int_equal(turn_begin(&t, r.a.l[0], "s", PL_WISH_OPEN), 0);
-    r.a.v.fail = PL_ELIMIT;
-    r.a.v.fail_op = PL_STORE_PUT;
-    assert_int_equal(turn_open(&t, rig_worker(&r, 0), 60000), PL_STORE_PENDING);
-    rig_wait(&r, t.ready);
-    assert_int_equal(t.rc, PL_ELIMIT);
-    assert_false(t.t.fallback);
-    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
-    rig_wait(&r, rig_worker(&r, 0)->sessions == 0);
-    assert_int_equal(r.f[0].open_n, 0);
-    rig_close(&r);
-}
-
 /* --- engines that leave --- */
 
 static void an_engine_that_leaves(void **state)
@@ -507,10 +369,6 @@ static void an_engine_that_leaves(void **state)
     assert_int_equal(pl_fleet_remove(r.fleet, r.e[0]), 0);
     pl_sessions_engine_gone(r.a.s, r.e[0]);
     pl_sessions_engine_gone(r.b.s, r.e[0]);
-    /* the bindings stay: their next turns find that the worker is gone */
-    assert_true(rig_peek(&r, "idle", &b));
-    assert_true(rig_peek(&r, "busy", &b));
-    assert_true(rig_peek(&r, "elsewhere", &b));
     rig_wait(&r, r.f[0].open_n == 1); /* the busy one's turn goes on */
     fake_release(&r.f[0]);
     rig_wait(&r, u.ready);
@@ -521,6 +379,19 @@ static void an_engine_that_leaves(void **state)
     rig_wait(&r, rig_worker(&r, 0)->sessions == 0);
     assert_int_equal(r.f[0].open_n, 0);
     assert_int_equal(rig_worker(&r, 1)->sessions, 1);
+    /* the next turn finds that its worker is gone, and may move */
+    assert_int_equal(turn_begin(&t, r.a.l[0], "idle", PL_WISH_OPEN), 0);
+    assert_true(t.t.bound);
+    pl_view *v = pl_fleet_view(r.fleet);
+    assert_null(pl_turn_worker(&t.t, pl_view_model(v, PL_STR("m"))));
+    pl_view_unref(v);
+    assert_int_equal(turn_open(&t, rig_worker(&r, 1), 60000), PL_STORE_PENDING);
+    rig_wait(&r, t.ready);
+    assert_int_equal(t.rc, 0);
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    assert_int_equal(rig_worker(&r, 1)->sessions, 2);
+    rig_pass(&r, 1000);
+    assert_int_equal(count(&stats(&r.a)->close_given_up), 0);
     pl_engine *e = r.e[0];
     rig_pass(&r, 6000);           /* the closer's connections go */
     assert_int_equal(e->refs, 2); /* the fleet's and ours: nothing of sessions is left on it */
@@ -535,15 +406,20 @@ static void an_engine_that_leaves_and_does_not_answer(void **state)
     (void)state;
     rig r;
     rig_open(&r, NULL, false);
+    turn t;
     rig_session(&r, "s", 0, 600000);
+    rig_session(&r, "closing", 0, 600000);
     r.f[0].on_close = FAKE_DEAF;
+    assert_int_equal(turn_begin(&t, r.a.l[0], "closing", PL_WISH_CLOSE), 0);
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    rig_pass(&r, 30000);
     pl_engine_ref(r.e[0]);
     assert_int_equal(pl_fleet_remove(r.fleet, r.e[0]), 0);
     pl_sessions_engine_gone(r.a.s, r.e[0]);
     rig_pass(&r, 4000);
-    assert_int_equal(rig_worker(&r, 0)->sessions, 1);
-    rig_wait_pass(&r, 20000, rig_worker(&r, 0)->sessions == 0); /* not ten minutes */
-    assert_int_equal(count(&stats(&r.a)->close_given_up), 1);
+    assert_int_equal(rig_worker(&r, 0)->sessions, 2);
+    rig_wait_pass(&r, 40000, rig_worker(&r, 0)->sessions == 0); /* not ten minutes */
+    assert_int_equal(count(&stats(&r.a)->close_given_up), 2);
     assert_int_equal(count(&stats(&r.a)->closes[PL_CLOSE_GONE]), 1);
     pl_engine *e = r.e[0];
     rig_pass(&r, 6000);
@@ -614,7 +490,7 @@ static void the_stop_of_one_of_several_routers(void **state)
     pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
     /* and no new ones */
     assert_int_equal(turn_begin(&t, r.a.l[0], "new", PL_WISH_OPEN), 0);
-    assert_int_equal(turn_open(&t, rig_worker(&r, 0), 60000), PL_ECONNECT);
+    assert_int_equal(turn_open(&t, rig_worker(&r, 0), 60000), PL_ECANCELLED);
     pl_turn_end(&t.t, PL_TURN_FAILED, NULL, -1);
     router_close(&r.a);
     assert_int_equal(r.f[0].open_n, 1);
@@ -665,6 +541,41 @@ static void loops_that_end(void **state)
     rig_close(&r);
 }
 
+/* A loop gives up a session when the control thread takes messages for the last time. */
+static void what_comes_after_the_end(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL, true);
+    turn t;
+    router *x = &r.b;
+    rig_opened(&r, x, &t, "s", 0, 5000);
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    rig_opened(&r, x, &t, "t", 0, 60000);
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    pl_binding b;
+    assert_true(rig_peek(&r, "s", &b));
+    assert_true(pl_binding_held_tokens(&b) == 0);
+    pl_sessions_stop(x->s, false, 0, rig_on_stopped, &r);
+    rig_wait_pass(&r, 100, r.stopped == 1);
+    assert_int_equal(turn_begin(&t, x->l[0], "t", PL_WISH_CLOSE), 0);
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    pl_session_name name = {PL_STR("acme"), PL_STR("s")};
+    pl_sessions_expire(x->s, &name, &b, PL_EXTEND, 1);
+    pl_sessions_loop_free(x->l[0]);
+    pl_sessions_loop_free(x->l[1]);
+    pl_sessions_free(x->s);
+    rig_settle(&r); /* now the messages run */
+    for (int i = 0; i < 2; i++)
+        pl_mailbox_close(&x->mailbox[i]);
+    pl_mailbox_close(&x->control);
+    rig_settle(&r);
+    router_destroy(x);
+    assert_int_equal(rig_worker(&r, 0)->sessions, 0);
+    router_open(x, &r);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -679,17 +590,13 @@ int main(void)
         cmocka_unit_test(the_policy_decides_about_expiry),
         cmocka_unit_test(a_verdict_that_comes_late_leaves_the_new_session),
         cmocka_unit_test(what_another_router_closed_is_counted_no_more),
-        cmocka_unit_test(without_the_store_requests_go_on),
-        cmocka_unit_test(a_bind_that_nobody_confirms_is_undone),
-        cmocka_unit_test(a_lease_is_given_back_when_the_store_is_back),
-        cmocka_unit_test(a_close_without_the_store_closes_on_the_engine),
-        cmocka_unit_test(a_full_store),
         cmocka_unit_test(an_engine_that_leaves),
         cmocka_unit_test(an_engine_that_leaves_and_does_not_answer),
         cmocka_unit_test(the_stop_closes_what_is_open),
         cmocka_unit_test(the_stop_does_not_wait_for_ever),
         cmocka_unit_test(the_stop_of_one_of_several_routers),
         cmocka_unit_test(loops_that_end),
+        cmocka_unit_test(what_comes_after_the_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

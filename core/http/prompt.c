@@ -1,0 +1,248 @@
+/* A request's prompt and the workers' KV caches: its keys at intake, the match for the decision,
+ * what is remembered of where it went, and what the engine said of it in the end. Called by
+ * proxy.c on the loop's thread; requests of policies that do not look at caches never come further
+ * than pl_prompt_of. */
+#include <stdlib.h>
+
+#include "http/request.h"
+#include "kv/feed.h"
+#include "kv/tokens_cache.h"
+
+/* Who holds what is asked for only when somebody looks at it. */
+static bool is_wanted(const pl_loop *l)
+{
+    if (!l->holdings)
+        return false;
+    return l->router->config.kv_use == 1 || pl_decider_wants_cache(l->decider);
+}
+
+/* Paths that put a prompt into an engine's KV cache. */
+static bool has_prompt(enum pl_api_kind api)
+{
+    return api == PL_API_CHAT || api == PL_API_COMPLETIONS || api == PL_API_RESPONSES ||
+           api == PL_API_MESSAGES || api == PL_API_GENERATE || api == PL_API_EMBEDDINGS;
+}
+
+static const pl_kv_hit *match(void *ctx, uint32_t *stamp)
+{
+    pl_request *rq = ctx;
+    return pl_prompt_match(rq->loop->holdings, rq->prompt, rq->ask.model, stamp);
+}
+
+void pl_prompt_of(pl_request *rq)
+{
+    if (!is_wanted(rq->loop) || !rq->ask.model || !has_prompt(rq->api))
+        return;
+    pl_prompt *p = pl_arena_alloc(&rq->x->arena, sizeof *p);
+    bool exact = false;
+    if (!p)
+        return;
+    bool any = pl_prompt_read(rq->loop->holdings, rq->ask.model, rq->scan, &rq->x->arena,
+                              rq->cache_salt, rq->ask.req.prompt_tokens, p, &exact);
+    if (exact) {
+        rq->ask.req.prompt_tokens = p->tokens;
+        rq->ask.req.exact_tokens = true;
+    }
+    if (!any)
+        return;
+    rq->prompt = p;
+    rq->ask.match = match;
+    rq->ask.match_ctx = rq;
+}
+
+/* --- token ids from the engines --- */
+
+struct pl_rq_tokens {
+    pl_request *rq;
+    pl_tokcache_ticket *ticket; /* NULL: nothing is waited for */
+    pl_timer timer;             /* the budget */
+};
+
+/* A POST /tokenize under way; outlives the request. */
+typedef struct tokenizing {
+    pl_tokcache *cache;
+    pl_tokcache_call *call;
+} tokenizing;
+
+static void on_tokenized(void *user, const pl_fetch_result *r)
+{
+    tokenizing *t = user;
+    if (r->err == 0 && r->status == 200)
+        pl_tokcache_fill(t->cache, t->call, r->body);
+    else
+        pl_tokcache_fail(t->cache, t->call);
+    free(t);
+}
+
+/* The model's least busy engine that is up; NULL: none. */
+static pl_engine *tokenizer(const pl_request *rq)
+{
+    pl_engine *best = NULL;
+    int32_t least = INT32_MAX;
+    uint64_t now = pl_now_ns();
+    for (int i = 0; i < rq->ask.model->workers_n; i++) {
+        pl_engine *e = rq->ask.model->workers[i]->engine;
+        int32_t n = pl_engine_inflight(e);
+        if (n < least && pl_engine_why(e, &rq->loop->router->config.decider.breaker, now) == 0) {
+            best = e;
+            least = n;
+        }
+    }
+    return best;
+}
+
+#define TOKENIZE_TIMEOUT_MS 5000 /* the answer may come late: it is for the next ones, then */
+#define TOKENIZE_MAX_BYTES  (64u << 20)
+
+static void ask_engine(pl_request *rq, pl_engine *e, pl_tokcache_post *post)
+{
+    pl_tokcache *cache = rq->loop->router->tokcache;
+    pl_pool *pool = pl_loop_pool(rq->loop, e);
+    tokenizing *t = pool ? malloc(sizeof *t) : NULL;
+    if (t)
+        *t = (tokenizing){cache, post->call};
+    if (!t || !pl_fetch_start(pool, PL_POST, PL_STR("/tokenize"),
+                              PL_STR("content-type: application/json\r\n"), pl_buf_str(&post->body),
+                              TOKENIZE_TIMEOUT_MS, TOKENIZE_MAX_BYTES, on_tokenized, t)) {
+        free(t);
+        pl_tokcache_fail(cache, post->call);
+    }
+    pl_buf_free(&post->body);
+}
+
+/* The ids become the prompt's keys. */
+static void take_ids(pl_request *rq, pl_tokens *ids)
+{
+    size_t n = pl_tokens_count(ids);
+    uint32_t *copy = pl_arena_alloc(&rq->x->arena, (n + 1) * sizeof *copy);
+    pl_prompt fresh;
+    if (copy) {
+        pl_tokens_copy(ids, copy);
+        if (pl_prompt_tokens(rq->loop->holdings, rq->ask.model, copy, n, &rq->x->arena,
+                             rq->cache_salt, &fresh)) {
+            *rq->prompt = fresh;
+            rq->ask.req.prompt_tokens = fresh.tokens;
+            rq->ask.req.exact_tokens = true;
+        }
+    }
+    pl_tokens_release(ids);
+}
+
+static void on_ready(void *ctx, int rc, pl_tokens *ids)
+{
+    pl_rq_tokens *t = ctx;
+    pl_request *rq = t->rq;
+    t->ticket = NULL;
+    pl_wheel_cancel(&rq->loop->wheel, &t->timer);
+    if (rc == 0)
+        take_ids(rq, ids);
+    rq->state = PL_RQ_DECIDING;
+    pl_proxy_decide(rq);
+}
+
+static void on_budget(pl_timer *timer)
+{
+    pl_rq_tokens *t = (pl_rq_tokens *)((char *)timer - offsetof(pl_rq_tokens, timer));
+    pl_request *rq = t->rq;
+    pl_tokcache_leave(t->ticket);
+    t->ticket = NULL;
+    pl_count(&rq->loop->metrics.tokenize_late, 1);
+    rq->state = PL_RQ_DECIDING;
+    pl_proxy_decide(rq);
+}
+
+/* Do events of a worker of this model need the prompt's ids, and which way can be asked? */
+static bool needs_ids(const pl_request *rq, pl_tokcache_api *api)
+{
+    if (!rq->prompt || !rq->loop->router->tokcache || rq->prompt->sizes_n == 0 ||
+        rq->prompt->size[0].keys.kind != PL_KEYS_TEXT)
+        return false;
+    *api = PL_TOKCACHE_CHAT;
+    bool live = false;
+    for (int i = 0; i < rq->ask.model->workers_n; i++) {
+        const pl_worker_state *w = rq->ask.model->workers[i];
+        int trust = atomic_load_explicit(&w->kv_trust, memory_order_relaxed);
+        live = live || trust == PL_KV_LIVE || trust == PL_KV_BEHIND;
+        /* SGLang tokenizes prompts alone; the simulated engine chats, too */
+        if (atomic_load_explicit(&w->engine->kind, memory_order_relaxed) != PL_KIND_VLLM &&
+            !(atomic_load_explicit(&w->engine->caps, memory_order_relaxed) & PL_CAP_RETENTION))
+            *api = PL_TOKCACHE_PROMPT;
+    }
+    return live;
+}
+
+bool pl_prompt_begin(pl_request *rq)
+{
+    pl_loop *l = rq->loop;
+    pl_tokcache_api api;
+    pl_engine *e = needs_ids(rq, &api) ? tokenizer(rq) : NULL;
+    pl_rq_tokens *t = e ? calloc(1, sizeof *t) : NULL;
+    if (!t)
+        return true;
+    rq->tokens = t;
+    t->rq = rq;
+    const pl_tokcache_request r = {.api = api,
+                                   .model = rq->ask.model->id,
+                                   .body = rq->x->body,
+                                   .scan = rq->scan,
+                                   .mailbox = &l->mailbox,
+                                   .ready = on_ready,
+                                   .ctx = t};
+    pl_tokcache_answer answer = {0};
+    switch (pl_tokcache_get(l->router->tokcache, &r, &answer)) {
+    case PL_TOKCACHE_HIT:
+        take_ids(rq, answer.ids);
+        return true;
+    case PL_TOKCACHE_OFF:
+        return true;
+    case PL_TOKCACHE_ASK:
+        pl_count(&l->metrics.tokenize_calls, (uint64_t)answer.calls_n);
+        break;
+    case PL_TOKCACHE_WAIT:
+        break;
+    }
+    t->ticket = answer.ticket;
+    rq->state = PL_RQ_TOKENIZING;
+    pl_wheel_arm(&l->wheel, &t->timer, l->router->config.tokenize_ms, on_budget);
+    for (int i = 0; i < answer.calls_n; i++)
+        ask_engine(rq, e, &answer.calls[i]);
+    return false;
+}
+
+void pl_prompt_free(pl_request *rq)
+{
+    pl_rq_tokens *t = rq->tokens;
+    if (t && t->ticket) {
+        pl_wheel_cancel(&rq->loop->wheel, &t->timer);
+        pl_tokcache_leave(t->ticket);
+    }
+    free(t);
+    rq->tokens = NULL;
+}
+
+/* --- where it went, and what became of it --- */
+
+void pl_prompt_sent(pl_request *rq)
+{
+    if (rq->loop->router->feed)
+        pl_feed_touch(rq->loop->router->feed, rq->worker->slot);
+    if (rq->prompt)
+        pl_prompt_routed(rq->loop->holdings, rq->prompt, rq->worker, rq->decision.cached_tokens);
+}
+
+void pl_prompt_try_failed(pl_request *rq)
+{
+    if (rq->prompt)
+        pl_prompt_failed(rq->loop->holdings, rq->prompt);
+}
+
+void pl_prompt_over(pl_request *rq)
+{
+    if (!rq->prompt)
+        return;
+    if (rq->usage.prompt_tokens > 0)
+        pl_prompt_usage(rq->loop->holdings, rq->prompt, rq->usage.cached_tokens,
+                        rq->usage.prompt_tokens);
+    else if (!rq->first_byte_ns || rq->status >= 400)
+        pl_prompt_failed(rq->loop->holdings, rq->prompt);
+}
