@@ -619,7 +619,8 @@ bool pb_run(const pb_trace *t, const pb_setup *s, const pb_policy *p, uint64_t s
     r->trace = t;
     r->setup = s;
     r->out = out;
-    r->rng.state = seed * 0x9e3779b97f4a7c15u + 0x1234567;
+    /* the stream of a neighbouring state is the same, shifted by one: mixed before it is used */
+    r->rng.state = pl_rng_next(&(pl_rng){seed});
     r->told_tail = &r->told_head;
     move_to(r, EPOCH_US);
     r->tick_us = r->look_us = EPOCH_US;
