@@ -55,7 +55,7 @@ describe("prefix_seconds", function()
     end)
 
     it("counts a second copy of a prefix against the workers that lack it, unless its holder is busy", function()
-      policy = testing.load(FILE, { neighbours = 0, reuse = 3, decode_cost = 0 })
+      policy = testing.load(FILE, { neighbours = 0, reuse = 3, copy_tokens = 13000, decode_cost = 0 })
       local function three(inflight)
         return decide { { cached_tokens = 6000, inflight = inflight }, { cached_tokens = 1000 }, {} }
       end
@@ -65,6 +65,9 @@ describe("prefix_seconds", function()
       costs({ 2256 / 8000 }, three(1))
       costs({ (2256 + 12000) / 8000, 17256 / 8000 }, three(9))
       costs({ (2256 + 6000) / 8000 }, three(3))
+      -- at most 11,000 in all: a holds as much as counts, b lacks 9,000
+      policy = testing.load(FILE, { neighbours = 0, reuse = 3, copy_tokens = 11000, decode_cost = 0 })
+      costs({ 2256 / 8000, 16256 / 8000, 19256 / 8000 }, three(0))
     end)
 
     it("pays part of the price for what must be fetched from host memory and disk", function()
