@@ -23,9 +23,14 @@ static uint64_t plain(uint64_t chain, const char *p, size_t n, uint64_t *keys, s
 
 #define WITH_AES __attribute__((target("aes,avx")))
 
-WITH_AES static inline __m128i block(const char *p, int i)
+WITH_AES static inline __m128i block(const char *p, size_t i)
 {
-    return _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * (size_t)i));
+    return _mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i));
+}
+
+WITH_AES static inline __m128i two(__m128i v, __m128i key, __m128i next)
+{
+    return _mm_aesenc_si128(_mm_aesenc_si128(v, key), next);
 }
 
 /* Where two blocks meet one of them has had two rounds more, after which each of its bytes has
@@ -33,13 +38,10 @@ WITH_AES static inline __m128i block(const char *p, int i)
  * rounds come last, so that the half that is kept depends on every byte. */
 WITH_AES static inline uint64_t hash(const char *p, const __m128i k[4])
 {
-    __m128i v[4];
-    for (int i = 0; i < 4; i++)
-        v[i] = _mm_aesenc_si128(_mm_aesenc_si128(block(p, i), k[i]), block(p, i + 4));
-    __m128i a = _mm_aesenc_si128(_mm_aesenc_si128(v[0], k[1]), v[1]);
-    __m128i b = _mm_aesenc_si128(_mm_aesenc_si128(v[2], k[3]), v[3]);
-    a = _mm_aesenc_si128(_mm_aesenc_si128(a, k[2]), b);
-    a = _mm_aesenc_si128(_mm_aesenc_si128(_mm_aesenc_si128(a, k[0]), k[1]), k[2]);
+    __m128i a = two(block(p, 0), k[0], block(p, 4)), b = two(block(p, 1), k[1], block(p, 5));
+    __m128i c = two(block(p, 2), k[2], block(p, 6)), d = two(block(p, 3), k[3], block(p, 7));
+    a = two(two(a, k[1], b), k[2], two(c, k[3], d));
+    a = _mm_aesenc_si128(two(a, k[0], k[1]), k[2]);
     return (uint64_t)_mm_cvtsi128_si64(a);
 }
 
