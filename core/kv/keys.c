@@ -257,7 +257,8 @@ int pl_keys_of_request(const pl_keys_space *s, const pl_scan *scan, pl_arena *a,
     const pl_member *from[] = {&data, &m[PL_MEMBER_INPUT_IDS], &m[PL_MEMBER_PROMPT],
                                &m[PL_MEMBER_INPUT]};
     for (size_t i = 0; i < sizeof from / sizeof from[0] && ids.type == PL_JSON_ABSENT; i++)
-        ids = ids_in(scan, from[i], &batch);
+        if (from[i]->type == PL_JSON_ARRAY)
+            ids = ids_in(scan, from[i], &batch);
     if (ids.type == PL_JSON_ABSENT)
         return of_text(s, scan, a, out);
     uint32_t *tokens = pl_arena_alloc(a, ids.elements * sizeof *tokens);
