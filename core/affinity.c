@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "http/request.h"
+#include "shared_store.h"
 
 #define STOP_MS 2000 /* for closing what is open on engines, when the router ends */
 
@@ -109,6 +110,7 @@ static pl_engine *find_worker(void *ctx, int slot, int generation, pl_worker_sta
 int pl_affinity_start(pl_router *r, pl_errbuf *eb)
 {
     const pl_config *c = &r->config;
+    bool shared = c->session_store != 0;
     const pl_sessions_config sc = {
         .o = c->sessions,
         .clock = pl_clock_real(),
@@ -117,10 +119,18 @@ int pl_affinity_start(pl_router *r, pl_errbuf *eb)
         .control_mailbox = &r->control_mailbox,
         .pool = &c->pool,
         .expiring = on_expiring,
+        .settled = shared ? pl_shared_store_settled : NULL,
         .ctx = r,
         .find = find_worker,
     };
     int rc = pl_sessions_new(&sc, &r->sessions);
+    if (rc == 0 && shared) {
+        rc = pl_shared_store_start(r, eb);
+        if (rc != 0)
+            return rc;
+        pl_sessions_set_store(r->sessions, r->store);
+        return 0;
+    }
     if (rc == 0) {
         const pl_store_options so = {.clock = pl_clock_real(),
                                      .cap = c->max_sessions,
@@ -142,7 +152,11 @@ static pl_pool *loop_pool(void *ctx, pl_engine *e)
 
 int pl_affinity_loop(pl_loop *l, pl_errbuf *eb)
 {
-    l->store = l->router->store;
+    int rc = l->router->redis ? pl_shared_store_loop(l, eb) : 0;
+    if (rc != 0)
+        return rc;
+    if (!l->router->redis)
+        l->store = l->router->store;
     const pl_sessions_loop_config c = {.store = l->store,
                                        .wheel = &l->wheel,
                                        .mailbox = &l->mailbox,
@@ -175,13 +189,17 @@ void pl_affinity_stop(pl_router *r, void (*done)(pl_router *r))
         return;
     }
     *s = (stopping){r, done};
-    pl_sessions_stop(r->sessions, true, STOP_MS, on_stopped, s);
+    /* what a shared store has goes on at the other routers */
+    pl_sessions_stop(r->sessions, !r->redis, STOP_MS, on_stopped, s);
 }
 
 void pl_affinity_loop_stop(pl_loop *l)
 {
     pl_sessions_loop_free(l->sessions);
     l->sessions = NULL;
+    if (l->router->redis)
+        pl_store_free(l->store);
+    l->store = NULL;
 }
 
 void pl_affinity_free(pl_router *r)
@@ -189,6 +207,8 @@ void pl_affinity_free(pl_router *r)
     pl_wheel_cancel(&r->control_wheel, &r->store_timer);
     pl_sessions_free(r->sessions);
     pl_store_free(r->store);
+    pl_redis_free(r->redis);
     r->sessions = NULL;
     r->store = NULL;
+    r->redis = NULL;
 }

@@ -40,6 +40,11 @@ int pl_config_init(pl_config *c)
                  .header_timeout_seconds = PL_WISH_DEFAULT_TIMEOUT_SECONDS,
                  .max_timeout_seconds = 86400},
         .max_sessions = 1000000,
+        .redis = {.prefix = PL_STR("perilune:"),
+                  .command_ms = 50,
+                  .connect_ms = 1000,
+                  .staleness_ms = 1000,
+                  .known_sessions = 65536},
     };
     pl_sessions_options_default(&c->sessions);
     pl_holdings_options_default(&c->holdings);
@@ -202,6 +207,9 @@ int pl_config_finish(pl_config *c, pl_errbuf *eb)
     if (c->decider.breaker.backoff_ns > c->decider.breaker.max_backoff_ns)
         return pl_fail(eb, PL_EINVALID,
                        "breaker.backoff_seconds is above breaker.max_backoff_seconds");
+    if (c->session_store == 0 && (c->redis.host.n || c->redis.unix_path.n))
+        return pl_fail(eb, PL_EINVALID,
+                       "sessions.redis.url is given, but sessions.store is not \"redis\"");
     if (c->health.path.n == 0 || c->health.path.p[0] != '/')
         return pl_fail(eb, PL_EINVALID, "health.path: '%.*s' does not begin with '/'",
                        PL_FMT(c->health.path));

@@ -19,6 +19,7 @@
 #include "kv/trust.h"
 #include "net.h"
 #include "policy/decide.h"
+#include "session/redis.h"
 #include "session/sessions.h"
 
 typedef struct pl_api_key {
@@ -85,6 +86,8 @@ typedef struct pl_config {
     pl_wish_options wish;
     pl_sessions_options sessions;
     uint64_t max_sessions;         /* 1,000,000 */
+    int session_store;             /* 0: memory, 1: redis */
+    pl_redis_options redis;        /* what the file says of it */
     bool forward_nvext;            /* engines get to see it */
     int retention[4], priority[4]; /* by pl_engine_kind: pl_hint */
     /* KV */

@@ -27,8 +27,8 @@ static void item_path(char out[PATH_CAP], const char *path, size_t i)
 
 /* --- secrets: given, or in a file that holds nothing else --- */
 
-static int secret_from_file(const pl_reader_ctx *rd, const json_t *value, const char *path,
-                            pl_str *out)
+int pl_config_secret_file(const pl_reader_ctx *rd, const json_t *value, const char *path,
+                          pl_str *out)
 {
     char bytes[SECRET_CAP];
     if (!json_is_string(value))
@@ -50,13 +50,13 @@ static int secret_from_file(const pl_reader_ctx *rd, const json_t *value, const 
 static int read_admin_token_file(const pl_reader_ctx *rd, const json_t *value, const char *path,
                                  void *base)
 {
-    return secret_from_file(rd, value, path, &((pl_config *)base)->admin_token);
+    return pl_config_secret_file(rd, value, path, &((pl_config *)base)->admin_token);
 }
 
 static int read_api_key_file(const pl_reader_ctx *rd, const json_t *value, const char *path,
                              void *base)
 {
-    return secret_from_file(rd, value, path, &((pl_api_key *)base)->key);
+    return pl_config_secret_file(rd, value, path, &((pl_api_key *)base)->key);
 }
 
 /* --- engines --- */
@@ -455,7 +455,8 @@ const pl_key pl_config_keys[] = {
      .help = "requests at once that try whether it is back"},
 
     {"usage", PL_KEY_CHOICE, C(usage), .choices = usages,
-     .help = "ask engines for usage in streams; auto: when the policy's done needs it"},
+     .help = "ask engines for usage in streams; auto: when a hook, a session or what is believed "
+             "of caches needs it"},
     {"response_headers", PL_KEY_BOOL, C(response_headers), .help = "x-perilune-* in answers"},
     {"metrics.public", PL_KEY_BOOL, C(metrics_public), .help = "GET /metrics for clients"},
     {"metrics.admin", PL_KEY_BOOL, C(metrics_admin), .help = "GET /metrics on the admin API"},

@@ -10,6 +10,10 @@ extern const pl_key pl_config_keys[]; /* of pl_config */
 /* Appends; the spec's strings are the arena's already. */
 int pl_config_push_engine(pl_config *c, const pl_engine_spec *spec, pl_errbuf *eb);
 
+/* A secret from a file that holds nothing else. */
+int pl_config_secret_file(const pl_reader_ctx *rd, const json_t *value, const char *path,
+                          pl_str *out);
+
 /* Keys under `sessions`, config_sessions.c. */
 extern const pl_key pl_config_session_keys[];
 int pl_config_read_sessions(const pl_reader_ctx *rd, const json_t *value, const char *path,

@@ -92,7 +92,77 @@ static int read_headers(const pl_reader_ctx *rd, const json_t *value, const char
     return 0;
 }
 
+/* --- the shared store --- */
+
+/* redis://[user@]host[:port][/db], unix:///path. It may hold a password by mistake, so messages do
+ * not show it. */
+static int read_redis_url(const pl_reader_ctx *rd, const json_t *value, const char *path,
+                          void *base)
+{
+    pl_redis_options *o = &((pl_config *)base)->redis;
+    pl_str url = json_is_string(value) ? pl_schema_string(rd, value) : (pl_str){NULL, 0};
+    const char *shape = "expected redis://[USER@]HOST[:PORT][/DB] or unix:///PATH";
+    if (json_is_string(value) && !url.p)
+        return no_memory(rd);
+    o->host = o->unix_path = o->user = (pl_str){NULL, 0};
+    o->port = o->db = 0;
+    if (pl_str_starts(url, PL_STR("unix:///"))) {
+        o->unix_path = (pl_str){url.p + 7, url.n - 7};
+        return o->unix_path.n > 1 ? 0 : pl_schema_fail(rd, path, "%s", shape);
+    }
+    if (pl_str_starts(url, PL_STR("rediss://")))
+        return pl_schema_fail(rd, path, "rediss:// (TLS) is not available; %s", shape);
+    if (!pl_str_starts(url, PL_STR("redis://")))
+        return pl_schema_fail(rd, path, "%s", shape);
+    pl_str rest = {url.p + 8, url.n - 8}, authority;
+    pl_str_cut(&rest, '/', &authority);
+    double n;
+    if (rest.n) {
+        if (pl_str_double(rest, &n) != 0 || n < 0 || n > 65535 || n != (int)n)
+            return pl_schema_fail(rd, path, "the database is a whole number from 0 to 65535; %s",
+                                  shape);
+        o->db = (int)n;
+    }
+    const char *at = authority.n ? memrchr(authority.p, '@', authority.n) : NULL;
+    if (at) {
+        o->user = (pl_str){authority.p, (size_t)(at - authority.p)};
+        authority = (pl_str){at + 1, authority.n - o->user.n - 1};
+        if (o->user.n && memchr(o->user.p, ':', o->user.n))
+            return pl_schema_fail(rd, path,
+                                  "a password belongs in redis.password or redis.password_file");
+        if (!o->user.n)
+            return pl_schema_fail(rd, path, "%s", shape);
+    }
+    bool bracket = authority.n && authority.p[0] == '[';
+    const char *end = bracket ? memchr(authority.p, ']', authority.n) : NULL;
+    if (bracket && !end)
+        return pl_schema_fail(rd, path, "%s", shape);
+    size_t host_n = end ? (size_t)(end - authority.p) + 1 : 0;
+    const char *colon = end           ? (authority.n > host_n ? end + 1 : NULL)
+                        : authority.n ? memchr(authority.p, ':', authority.n)
+                                      : NULL;
+    if (!end)
+        host_n = colon ? (size_t)(colon - authority.p) : authority.n;
+    o->host = end ? (pl_str){authority.p + 1, host_n - 2} : (pl_str){authority.p, host_n};
+    if (colon) {
+        pl_str port = {colon + 1, authority.n - host_n - 1};
+        if (*colon != ':' || pl_str_double(port, &n) != 0 || n < 1 || n > 65535 || n != (int)n)
+            return pl_schema_fail(rd, path, "the port is a whole number from 1 to 65535; %s",
+                                  shape);
+        o->port = (int)n;
+    }
+    return o->host.n ? 0 : pl_schema_fail(rd, path, "%s", shape);
+}
+
+static int read_redis_password_file(const pl_reader_ctx *rd, const json_t *value, const char *path,
+                                    void *base)
+{
+    return pl_config_secret_file(rd, value, path, &((pl_config *)base)->redis.password);
+}
+
 /* --- the table --- */
+
+static const char *const stores[] = {"memory", "redis", NULL};
 
 static const char *const retentions[] = {"auto", "off", "extra_args", "top_level", NULL};
 static const char *const priorities[] = {"auto", "off", "on", NULL};
@@ -140,6 +210,25 @@ const pl_key pl_config_session_keys[] = {
      .help = "the same for vLLM"},
     {"priority.other", PL_KEY_CHOICE, C(priority[PL_KIND_OTHER]), .choices = priorities,
      .help = "the same for other engines"},
+    {"store", PL_KEY_CHOICE, C(session_store), .choices = stores,
+     .help = "who knows the bindings: this router, or a Redis that several routers share"},
+    {"redis.url", PL_KEY_OTHER, C(redis.host), .read = read_redis_url, .shape = "text",
+     .def = "\"redis://127.0.0.1:6379\"",
+     .help = "redis://[USER@]HOST[:PORT][/DB] or unix:///PATH"},
+    {"redis.password", PL_KEY_SECRET, C(redis.password),
+     .help = "env(\"NAME\") keeps it out of the file"},
+    {"redis.password_file", PL_KEY_OTHER, C(redis.password), .read = read_redis_password_file,
+     .shape = "file name", .help = "a file that holds it and nothing else"},
+    {"redis.prefix", PL_KEY_STRING, C(redis.prefix),
+     .help = "of every key; routers with the same one share their sessions"},
+    {"redis.timeout_seconds", PL_KEY_MS, C(redis.command_ms), 0.001, 60, "seconds",
+     .help = "of one command; then the store counts as out of reach until it answers"},
+    {"redis.connect_seconds", PL_KEY_MS, C(redis.connect_ms), 0.01, 60, "seconds",
+     .help = "to connect and log in"},
+    {"redis.cache_seconds", PL_KEY_MS, C(redis.staleness_ms), 0, 60, "seconds",
+     .help = "a router-only binding is believed for so long; 0: every turn asks"},
+    {"redis.cache_sessions", PL_KEY_WHOLE, C(redis.known_sessions), 1, 1e8, "sessions",
+     .help = "remembered, so that they keep their worker while the store is out of reach"},
     {.path = NULL},
 };
 

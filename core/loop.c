@@ -295,8 +295,6 @@ void pl_loop_free(pl_loop *l)
             pl_mailbox_close(&l->mailbox);
         uv_run(&l->uv, UV_RUN_DEFAULT);
     }
-    if (l->sessions)
-        pl_affinity_loop_stop(l);
     if (l->mailbox_ready)
         pl_mailbox_destroy(&l->mailbox);
     uv_loop_close(&l->uv);

@@ -26,6 +26,8 @@ static void publish(void *ctx, pl_view *v)
     for (int i = 0; i < r->loops_inited; i++)
         pl_loop_send_view(&r->loops[i], pl_view_ref(v));
     pl_view_unref(v);
+    if (r->redis)
+        pl_redis_distrust(r->redis);
     if (r->health)
         pl_health_sync(r->health);
     pl_gauges_sync(r->gauges);
@@ -206,6 +208,8 @@ static int open_loops(pl_router *r, pl_vm **vms, pl_errbuf *eb)
 static void on_health_changed(void *ctx, pl_engine *e)
 {
     pl_router *r = ctx;
+    if (r->redis)
+        pl_redis_distrust(r->redis);
     if (atomic_load(&e->health) != PL_HEALTH_UP)
         return;
     pl_gauges_wake(r->gauges, e);
@@ -415,6 +419,8 @@ void pl_router_free(pl_router *r)
         uv_thread_join(&r->loops[i].thread);
     for (int i = 0; i < r->signals_n; i++)
         uv_close((uv_handle_t *)&r->signals[i], NULL);
+    for (int i = r->running; i < r->loops_inited; i++)
+        pl_affinity_loop_stop(&r->loops[i]); /* they never ran */
     pl_affinity_free(r);
     pl_knowledge_stop(r);
     if (r->control_ready)

@@ -63,13 +63,14 @@ struct pl_router {
     pl_queue *queue;
     pl_shared *shared;
     struct pl_store *store; /* the control thread's handle */
+    struct pl_redis *redis; /* NULL with a memory store */
     struct pl_sessions *sessions;
-    pl_timer store_timer;           /* expiry */
+    pl_timer store_timer;           /* expiry in memory */
     struct pl_knowledge *knowledge; /* knowledge.c; NULL: kv.use is off */
     pl_holdings *holdings;          /* NULL: the same */
     struct pl_feed *feed;
-    pl_active *active;            /* NULL: kv.assume_kv_reuse is off */
-    struct pl_tokcache *tokcache; /* NULL: engines are not asked to tokenize */
+    pl_active *active;     /* NULL: kv.assume_kv_reuse is off */
+    pl_tokcache *tokcache; /* NULL: engines are not asked to tokenize */
     pl_loop *loops;
     int loops_n;
     uv_loop_t control;

@@ -14,5 +14,8 @@ return {
     -- Clients with a key; each key stands for a tenant. Without keys nobody is asked.
     -- api_keys = { { key = env("TEAM_A_KEY"), tenant = "team-a" } },
 
+    -- Several routers in front of the same engines share their sessions; engines need the same names on all.
+    -- sessions = { store = "redis", redis = { url = "redis://10.0.0.5:6379", password = env("REDIS_PASSWORD") } },
+
     timeouts = { first_byte_seconds = 300 },
 }

@@ -5,10 +5,15 @@
 --            engine time, so a hot prefix spills to other workers bit by bit, without a threshold.
 -- Source     Ours. Seconds as the unit: GORGO (arXiv 2602.11688), least_load of the SGLang gateway; work times
 --            batch for the harm done to others: LMetric (arXiv 2603.15202).
--- Rule       seconds = pace * (STEP + queued + missing * (1 + neighbours * (inflight + 1))
+-- Rule       seconds = pace * (STEP + queued + missing * (1 + neighbours * (inflight + 1)) + copies
 --                              + decode_cost * output * resident + strangers) / weight, lowest wins
 --            missing    tokens of this prompt that must be prefilled there. That also holds up each request
 --                       in flight and the next to come: `neighbours` is how much their delay counts;
+--            copies     price(most that anybody holds) - price(what this worker holds), where price(t) is
+--                       (reuse - 1) * t and at most copy_tokens: a second copy of a prefix takes the place
+--                       of another one, and later turns will ask for it again. A holder is worth its price
+--                       while it is no busier than the mean, and nothing when it has twice as many
+--                       requests: so a prefix that all ask for spreads;
 --            queued     uncached tokens that this router sent there and that have no first token yet;
 --            resident   KV tokens of the requests under way: reading one in one step costs decode_cost
 --                       of prefilling one, in each of the `output` steps that this request will take;
@@ -29,10 +34,12 @@
 --            w.decode_blocks, w.block_tokens, w.inflight, w.prefill_tokens_per_second, w.ttft_seconds,
 --            w.waiting_requests, w.running_requests, w.gauges_age_seconds, w.weight, w.eligible;
 --            req.prompt_tokens, req.expected_output_tokens, req.max_tokens, req.stream.
--- Parameters neighbours (0.2): from 0, this request's own time only. decode_cost (0.0003): from 0, running
---            requests cost nothing; higher favours even decoding over cached prefixes. output_tokens (300):
---            of a request that does not say; its max_tokens is a bound. gauges_seconds (2): older ones
---            do not count.
+-- Parameters neighbours (0.12): from 0, this request's own time only. reuse (16): from 1, a copy costs only this
+--            request's prefill. copy_tokens (65,536): so much longer a queue is borne to avoid a copy.
+--            decode_cost (0.0001): from 0, running requests cost nothing; higher favours even decoding over
+--            cached prefixes. output_tokens (300): of a request that does not say; its max_tokens is a
+--            bound. gauges_seconds (2): older ones do not count. The first four are tuned on one
+--            conversation trace in simulation (tests/bench/results_policies.md).
 -- Deferred   KV usage, and what a request would evict; the price of attention over a long cached prefix;
 --            doubts about approximate cache contents; copying a hot prefix ahead of need. A bound session
 --            stays where it is (affinity is hard).
@@ -45,7 +52,8 @@ local max, min, huge = math.max, math.min, math.huge
 local policy = {
   api = 1,
   name = "prefix_seconds",
-  params = { neighbours = 0.2, decode_cost = 0.0003, output_tokens = 300, gauges_seconds = 2 },
+  params = { neighbours = 0.12, reuse = 16, copy_tokens = 65536, decode_cost = 0.0001, output_tokens = 300,
+    gauges_seconds = 2 },
 }
 
 local STEP = 256              -- tokens: computing so many takes as long as reading the weights, on today's hardware
@@ -62,10 +70,12 @@ local learned = pl.worker_ewma("prefix_seconds_pace", 60)
 
 function policy.init(params)
   assert(params.neighbours >= 0, "neighbours must be at least 0")
+  assert(params.reuse >= 1 and params.copy_tokens >= 0, "reuse must be at least 1, copy_tokens at least 0")
   assert(params.decode_cost >= 0 and params.output_tokens >= 0, "decode_cost and output_tokens must be at least 0")
   assert(params.gauges_seconds > 0, "gauges_seconds must be above 0")
   return {
-    neighbours = params.neighbours, decode_cost = params.decode_cost, output_tokens = params.output_tokens,
+    neighbours = params.neighbours, copies = params.reuse - 1, copy_tokens = params.copy_tokens,
+    decode_cost = params.decode_cost, output_tokens = params.output_tokens,
     gauges_seconds = params.gauges_seconds,
     typical = 1024, -- tokens missing of an average request
     generation = {}, read_at = {}, rate = {}, measured_at = {}, pace = {}, -- by slot
@@ -133,19 +143,35 @@ local function steps_of(req, st)
   return req.max_tokens >= 0 and min(req.max_tokens, st.output_tokens) or st.output_tokens
 end
 
+-- The most that anybody holds of the prompt, and the requests in flight on average, and this one.
+local function crowd(fleet)
+  local held, inflight, n = 0, 0, 0
+  for i = 0, fleet.n - 1 do
+    local w = fleet[i]
+    if w.eligible and w.weight > 0 then
+      held, inflight, n = max(held, w.cached_tokens), inflight + w.inflight, n + 1
+    end
+  end
+  return held, 1 + inflight / max(n, 1)
+end
+
+-- Of a second copy of so many tokens.
+local function price(tokens, st) return min(st.copies * tokens, st.copy_tokens) end
+
 function policy.route(req, fleet, st)
   local now = pl.now()
   local common = common_pace(fleet, st, now)
   local decode = st.decode_cost * steps_of(req, st)
-  local held = 0
+  local held, mean = crowd(fleet)
+  local most = price(held, st)
   for i = 0, fleet.n - 1 do
     local w = fleet[i]
     local seconds = huge
     if w.eligible and w.weight > 0 then
       local tokens = STEP + w.queued_prefill_tokens + missing(req, w) * (1 + st.neighbours * (w.inflight + 1))
+        + most - price(w.cached_tokens, st) * max(0, min(1, 2 - w.inflight / mean))
         + decode * w.decode_blocks * w.block_tokens + strangers(w, st) * st.typical
       seconds = pace_of(w, st, common, now) * tokens / w.weight
-      held = max(held, w.cached_tokens)
     end
     fleet.cost[i] = seconds
   end

@@ -49,6 +49,45 @@ static void controller(pl_text *t, const pl_sessions *sessions)
     pl_text_hist(t, pl_sessions_close_latency(sessions), PL_RANGE_REQUEST, NULL, NULL);
 }
 
+static void shared_store(pl_text *t, const pl_redis *redis, int handles)
+{
+    const pl_redis_stats *s = pl_redis_stats_of(redis);
+    const struct {
+        const char *name, *help;
+        const _Atomic uint64_t *value;
+    } list[] = {
+        {"calls", "Commands that the shared store was asked", &s->calls},
+        {"timeouts", "Of those, not answered in time", &s->timeouts},
+        {"out_of_reach", "Calls that found the shared store out of reach", &s->unavailable},
+        {"refused", "Commands that the shared store answered with an error", &s->refused},
+        {"outages", "Connections to the shared store that were lost or not made", &s->outages},
+        {"cached", "Calls answered from a binding read moments ago", &s->cached},
+        {"stale", "Calls answered in an outage from what this router last knew", &s->stale},
+        {"journalled", "Bindings made in an outage, to be written after it", &s->journalled},
+        {"written", "Of those, written", &s->written},
+        {"conflicts", "Of those, bound elsewhere by then", &s->conflicts},
+        {"forgotten", "Of those, forgotten", &s->forgotten},
+        {"claims", "Expired engine sessions that this router took to close", &s->claims},
+        {"takeovers", "Of a router that went away, given to others", &s->takeovers},
+        {"acks", "Expired engine sessions reported as closed", &s->acks},
+    };
+    char name[64];
+    uint64_t down = atomic_load_explicit(&s->handles_down, memory_order_relaxed);
+    pl_text_one(t, "perilune_session_store_up", "gauge",
+                "1: every connection to the shared store serves; 0: some do not", down == 0);
+    pl_text_one(t, "perilune_session_store_connections", "gauge",
+                "Connections to the shared store that serve", (double)handles - (double)down);
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        snprintf(name, sizeof name, "perilune_session_store_%s_total", list[i].name);
+        pl_text_one(t, name, "counter", list[i].help, value_of(list[i].value));
+    }
+    pl_hist latency = {0};
+    pl_redis_latency(redis, &latency);
+    pl_text_family(t, "perilune_session_store_seconds", "histogram",
+                   "Commands of the shared store");
+    pl_text_hist(t, &latency, PL_RANGE_CALL, NULL, NULL);
+}
+
 void pl_metrics_sessions(pl_text *t, pl_router *r)
 {
     pl_store_stats s = {0};
@@ -68,4 +107,6 @@ void pl_metrics_sessions(pl_text *t, pl_router *r)
                 "Sessions given up for newer ones at the cap", (double)s.evicted);
     pl_text_one(t, "perilune_sessions_refused_total", "counter",
                 "Sessions refused at the cap: engines held all of them", (double)s.refused);
+    if (r->redis)
+        shared_store(t, r->redis, r->loops_n + 1);
 }

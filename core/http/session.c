@@ -279,14 +279,18 @@ static bool reconcile(pl_request *rq)
                        "open.");
         return false;
     }
+    if (s->turn.fallback && (s->wish.delta || native)) {
+        /* what its engine's session holds is for one turn at a time, and nobody can say whose */
+        pl_relay_error(rq, 503, "session_store_unavailable", 1,
+                       "the store that knows session '%.*s' is out of reach, and %s",
+                       PL_FMT(s->wish.id),
+                       native ? "none can be opened without it"
+                              : "this request carries only what is new in it");
+        return false;
+    }
     if (s->wish.delta && s->wish.action != PL_WISH_OPEN && !s->turn.leased) {
-        if (s->turn.fallback)
-            pl_relay_error(rq, 503, "session_store_unavailable", 1,
-                           "nobody can tell now which engine holds session '%.*s'",
-                           PL_FMT(s->wish.id));
-        else
-            answer_lost(rq, !s->turn.bound ? "is not open here"
-                                           : "is bound to a worker, but not held by its engine");
+        answer_lost(rq, !s->turn.bound ? "is not open here"
+                                       : "is bound to a worker, but not held by its engine");
         return false;
     }
     if (bound_backed && s->wish.action == PL_WISH_BIND) {
@@ -319,6 +323,21 @@ static bool reconcile(pl_request *rq)
     s->ttl_seconds = rq->ask.session.ttl_seconds = choice.ttl_seconds;
     s->kind = rq->ask.session.kind = choice.kind;
     s->open = !(same && bound_backed) && s->kind == PL_ENGINE_BACKED && s->ttl_seconds > 0;
+    return true;
+}
+
+/* The shared store is out of reach: the worker that this router last knew, else the one that every
+ * router comes to. Affinity is all there is then. */
+static bool without_store(pl_request *rq)
+{
+    pl_rq_session *s = rq->session;
+    s->open = rq->ask.wants_open = rq->ask.pin_must = false;
+    s->kind = PL_ROUTER_ONLY;
+    s->label = "fallback";
+    rq->ask.pin = s->turn.bound ? pl_turn_worker(&s->turn, rq->ask.model) : NULL;
+    if (!rq->ask.pin || pl_engine_why(rq->ask.pin->engine,
+                                      &rq->loop->router->config.decider.breaker, pl_now_ns()) != 0)
+        rq->ask.pin = rendezvous(rq);
     return true;
 }
 
@@ -364,11 +383,8 @@ static bool begun(pl_request *rq, int rc)
     rq->ask.can_open_ctx = rq;
     rq->ask.wants_open = s->open;
     s->label = s->open ? "open" : s->turn.bound ? "bound" : s->ttl_seconds > 0 ? "new" : "unbound";
-    if (s->turn.fallback) {
-        rq->ask.pin = rendezvous(rq);
-        s->label = "fallback";
-        return true;
-    }
+    if (s->turn.fallback)
+        return without_store(rq);
     if (!s->turn.bound)
         return true;
     rq->ask.pin = pl_turn_worker(&s->turn, rq->ask.model);
@@ -470,16 +486,19 @@ static bool open_failed(pl_request *rq, int rc)
     pl_rq_session *s = rq->session;
     bool engines_fault = rc == PL_ETIMEOUT || rc == PL_ECONNECT || rc == PL_ERESET ||
                          rc == PL_ERESOLVE || rc == PL_EPROTOCOL;
+    if (s->turn.fallback) { /* the store is out of reach: nothing can be bound now */
+        pl_proxy_end_try(rq, -1);
+        if (rq->api == PL_API_OPEN_SESSION)
+            pl_relay_error(rq, 503, "session_store_unavailable", 1,
+                           "the store that knows sessions is out of reach");
+        return rq->api != PL_API_OPEN_SESSION && without_store(rq);
+    }
     if (rq->ask.tried_n < 8) {
         pl_engine_ref(rq->engine);
         s->not_opened |= (uint8_t)(1u << rq->ask.tried_n);
         rq->ask.tried[rq->ask.tried_n++] = rq->worker;
     }
     pl_proxy_end_try(rq, engines_fault ? 0 : -1);
-    if (s->turn.fallback) { /* the store is out of reach: nothing can be bound now */
-        go_on_without(rq);
-        return true;
-    }
     if (rc == PL_ELIMIT && pl_sessions_can_open(rq->loop->router->sessions, rq->worker) == 0) {
         pl_relay_error(rq, 503, "session_limit", 5, "the router holds as many sessions as it may");
         return false;

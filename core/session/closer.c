@@ -38,7 +38,8 @@ typedef struct item {
     pl_timer timer;      /* until the repeat */
     pl_fetch *fetch;
     uint64_t sent_ns;
-    uint8_t again; /* closes still to come after an acknowledged one */
+    uint64_t expired; /* its binding's version, when that is why it is closed */
+    uint8_t again;    /* closes still to come after an acknowledged one */
     bool tried;
     char name[PL_ENGINE_SESSION_MAX];
 } item;
@@ -105,6 +106,8 @@ static void give_up(item *i, const char *why)
 {
     static unsigned long allow[2];
     pl_count(&i->s->stats.close_given_up);
+    if (i->lane && !i->s->closer->stopped) /* else another router may still do it */
+        pl_sessions_settled(i->s, i->expired);
     if (pl_log_allow(allow, 5))
         pl_log(PL_LOG_WARN, "session_close_given_up", "%s on %s: %s", i->name,
                i->engine ? i->engine->name : "an engine that has left", why);
@@ -189,6 +192,7 @@ static void acknowledged(lane *l, item *i)
     pl_closer *c = l->closer;
     l->failures = 0;
     if (i->again == 0 || c->hurry) {
+        pl_sessions_settled(c->s, i->expired);
         item_free(i);
         lane_less(l);
         return;
@@ -306,6 +310,7 @@ static void on_message(pl_message *m, void *ctx)
     }
     lane *l = c->stopped || !i->engine ? NULL : lane_for(c, i->engine);
     if (!i->engine) { /* it has left, and what it held with it */
+        pl_sessions_settled(i->s, i->expired);
         item_free(i);
         return;
     }
@@ -370,6 +375,7 @@ void pl_close_submit(pl_sessions *s, const pl_session_name *name, const pl_bindi
     i->notice = notice;
     i->give_up_ms = (uint64_t)note.engine_seconds * 1000;
     i->again = again ? REPEATS : 0;
+    i->expired = cause == PL_CLOSE_EXPIRED ? b->version : 0;
     pl_session_engine_name(name->id, note.nonce, i->name);
     atomic_fetch_add(&s->closer->pending, 1);
     if (!pl_gate_keep(s->gate, name, &i->pub))

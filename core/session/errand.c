@@ -57,8 +57,12 @@ void pl_store_errands_cancel(pl_store_errands *of)
 {
     while (of->first) {
         pl_store_errand *e = of->first;
+        void (*done)(void *ctx, int rc) = e->done;
+        void *ctx = e->ctx;
         pl_store_cancel(e->store, &e->call);
         errand_free(e);
+        if (done)
+            done(ctx, PL_ECANCELLED);
     }
 }
 

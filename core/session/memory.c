@@ -271,10 +271,10 @@ static int turn(memory *m, pl_store_call *c, const pl_shard_key *k, uint64_t now
     if (ref && pl_shard_engine_backed(&p->shard, ref)) {
         uint64_t used_ns = pl_shard_used_ns(&p->shard, ref);
         if (lease)
-            err =
-                pl_shard_lease(&p->shard, ref, c->owner, now_ns, now_ns + c->lease_ms * 1000000ull)
-                    ? 0
-                    : PL_EBUSY;
+            err = pl_shard_lease(&p->shard, ref, c->owner, now_ns,
+                                 now_ns + c->lease_ms * 1000000ull, &c->lapsed)
+                      ? 0
+                      : PL_EBUSY;
         else if (pl_shard_release(&p->shard, ref, c->owner, &note, now_ns))
             err = 0;
         if (err != PL_ENOTFOUND) {
@@ -291,7 +291,7 @@ static int memory_start(pl_store *s, pl_store_call *c)
 {
     memory *m = (memory *)s;
     pl_shard_key k;
-    c->had_old = c->stale = false;
+    c->had_old = c->stale = c->lapsed = false;
     c->result = pl_store_check(c);
     if (c->result)
         return c->result;

@@ -106,18 +106,22 @@ void pl_redis_counts(pl_redis_handle *h, const redisReply *r)
 {
     h->held = (uint64_t)pl_redis_int(r->element[2]);
     h->router_only = (uint64_t)pl_redis_int(r->element[3]);
-    h->expired_router_only += (uint64_t)pl_redis_int(r->element[4]);
-    h->evicted += (uint64_t)pl_redis_int(r->element[5]);
+    h->account->expired_router_only += (uint64_t)pl_redis_int(r->element[4]);
+    h->account->evicted += (uint64_t)pl_redis_int(r->element[5]);
 }
 
 /* --- without the server --- */
 
 static bool put_without(pl_redis_handle *h, pl_store_call *c)
 {
-    if (c->binding.kind != PL_SESSION_ROUTER_ONLY || c->when == PL_STORE_IF_VERSION)
+    if (c->binding.kind != PL_SESSION_ROUTER_ONLY)
         return false;
     pl_redis *r = h->r;
     c->had_old = pl_known_stale(r->known, &c->name, false, now_ns(h), &c->old);
+    if (c->when == PL_STORE_IF_VERSION && !(c->had_old && c->old.version == c->version)) {
+        c->had_old = false; /* what the server has is not known */
+        return false;
+    }
     if (c->had_old && c->when == PL_STORE_IF_ABSENT) {
         c->result = PL_EEXISTS;
         return true;
@@ -331,7 +335,7 @@ static int read_reply(pl_redis_handle *h, pl_store_call *c, const redisReply *r,
             learn(h, c, &c->binding, true);
             return 0;
         }
-        h->refused += code == PL_ELIMIT;
+        h->account->refused += code == PL_ELIMIT;
         break;
     case PL_STORE_REMOVE:
         if (code == 0 || code == PL_ENOTFOUND)
@@ -346,8 +350,15 @@ static int read_reply(pl_redis_handle *h, pl_store_call *c, const redisReply *r,
                 pl_known_forget(h->r->known, &c->name);
                 return err;
             }
+            c->lapsed = c->op == PL_STORE_LEASE && code == 0 && r->elements > 7 &&
+                        pl_redis_int(r->element[7]) == 1;
             learn(h, c, &c->binding, c->op == PL_STORE_GET || c->op == PL_STORE_RELEASE);
         } else if (code == PL_ENOTFOUND && (c->op == PL_STORE_GET || c->op == PL_STORE_PEEK)) {
+            /* the server came back empty, and this one's turn to be written has not come yet */
+            c->stale =
+                pl_known_owed(h->r->known, &c->name, c->op == PL_STORE_GET, at_ns, &c->binding);
+            if (c->stale)
+                return 0;
             pl_known_forget(h->r->known, &c->name);
         }
         return code;
@@ -430,6 +441,7 @@ static void on_reply(pl_redis_cmd *cmd, const redisReply *r)
             if (c->result == PL_EPROTOCOL)
                 c->result = PL_EUNAVAILABLE;
             count(&h->r->stats.answered);
+            pl_hist_observe(&h->account->latency, pl_now_ns() - op->sent_ns);
             if (c->done)
                 c->done(c);
         }
@@ -484,7 +496,7 @@ static int redis_start(pl_store *s, pl_store_call *c)
 {
     pl_redis_handle *h = (pl_redis_handle *)s;
     pl_redis *r = h->r;
-    c->had_old = c->stale = false;
+    c->had_old = c->stale = c->lapsed = false;
     c->pending = NULL;
     c->result = pl_store_check(c);
     if (c->result)
@@ -534,18 +546,24 @@ static void redis_advance(pl_store *s)
 static void redis_stats(pl_store *s, pl_store_stats *out)
 {
     const pl_redis_handle *h = (pl_redis_handle *)s;
-    *out = (pl_store_stats){.router_only = h->router_only,
-                            .engine_backed = h->held - h->router_only,
-                            .expired_router_only = h->expired_router_only,
-                            .expired_engine_backed = h->expired_engine_backed,
-                            .evicted = h->evicted,
-                            .refused = h->refused};
+    uint64_t held = h->held, router_only = h->router_only;
+    *out = (pl_store_stats){.router_only = router_only,
+                            .engine_backed = held > router_only ? held - router_only : 0,
+                            .outages = h->r->stats.outages};
+    for (const pl_redis_account *p = atomic_load(&h->r->accounts); p; p = p->next) {
+        out->expired_router_only += p->expired_router_only;
+        out->expired_engine_backed += p->expired_engine_backed;
+        out->evicted += p->evicted;
+        out->refused += p->refused;
+    }
 }
 
 static void redis_free(pl_store *s)
 {
     pl_redis_handle *h = (pl_redis_handle *)s;
     pl_wheel_cancel(h->wheel, &h->timer);
+    if (h->sweeps && h->acks_n) /* else another router closes them once more */
+        pl_redis_sweep_now(h);
     pl_redis_timer_stop(h);
     if (h->state == PL_REDIS_DOWN)
         atomic_fetch_sub(&h->r->stats.handles_down, 1);
@@ -573,6 +591,11 @@ int pl_store_redis_new(pl_redis *r, uv_loop_t *loop, pl_wheel *wheel, bool sweep
     pl_redis_handle *h = calloc(1, sizeof *h);
     if (!h)
         return PL_ENOMEM;
+    h->account = calloc(1, sizeof *h->account);
+    if (!h->account) {
+        free(h);
+        return PL_ENOMEM;
+    }
     h->base.ops = &redis_ops;
     h->r = r;
     h->loop = loop;
@@ -600,12 +623,22 @@ int pl_store_redis_new(pl_redis *r, uv_loop_t *loop, pl_wheel *wheel, bool sweep
     };
     int err = pl_redis_conn_new(&o, &h->conn);
     if (err) {
+        free(h->account);
         free(h);
         return err;
     }
+    h->account->next = atomic_load(&r->accounts);
+    while (!atomic_compare_exchange_weak(&r->accounts, &h->account->next, h->account))
+        ;
     pl_redis_timer_start(h);
     *out = &h->base;
     return 0;
+}
+
+void pl_redis_latency(const pl_redis *r, pl_hist *into)
+{
+    for (const pl_redis_account *p = atomic_load(&r->accounts); p; p = p->next)
+        pl_hist_merge(into, &p->latency);
 }
 
 bool pl_store_redis_up(const pl_store *s)

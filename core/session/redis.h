@@ -15,13 +15,14 @@
  * call->stale. So a session that was opened before the outage keeps its worker on every router that
  * has served it before; on another router its first turn finds PL_EUNAVAILABLE and falls to the
  * caller's deterministic choice, which is the wrong worker unless that choice was made when it was
- * opened, too. A router-only PUT answers 0 with call->stale: remembered here, found by GET, and
- * written when the server is back unless the session is bound there by then (the server's wins).
- * Since every router makes the same deterministic choice, sessions opened during an outage meet
- * without a server. Engine-backed PUTs, all LEASEs and RELEASEs and REMOVEs are PL_EUNAVAILABLE:
- * what the engine holds cannot be agreed on without the store. A server that comes back empty gets
- * the router-only sessions that were used meanwhile; the engine-backed ones are forgotten, and the
- * engine's own timeout frees them.
+ * opened, too. A router-only PUT answers 0 with call->stale (with
+ * `when` judged by what is known here; IF_VERSION by that very binding): remembered here, found by
+ * GET, and written when the server is back unless the session is bound there by then (the server's
+ * wins). Since every router makes the same deterministic choice, sessions opened during an outage
+ * meet without a server. Engine-backed PUTs, all LEASEs and RELEASEs and REMOVEs are
+ * PL_EUNAVAILABLE: what the engine holds cannot be agreed on without the store. A server that comes
+ * back empty gets the router-only sessions that were used meanwhile; the engine-backed ones are
+ * forgotten, and the engine's own timeout frees them.
  *
  * Why GET and PEEK may be answered from memory, up to staleness_ms old, for router-only bindings
  * alone: a stale one costs a cache miss; a stale engine-backed one would send a turn to a session
@@ -42,6 +43,7 @@
 
 #include <uv.h>
 
+#include "base/hist.h"
 #include "base/wheel.h"
 #include "session/store.h"
 
@@ -84,6 +86,10 @@ int pl_redis_new(const pl_redis_options *o, pl_redis **out, pl_errbuf *eb);
 /* After the last handle was freed, and not from inside a callback of one. NULL is fine. */
 void pl_redis_free(pl_redis *r);
 
+/* Workers have changed, so other routers may have moved sessions this moment: what was heard before
+ * is asked for again. Any thread. */
+void pl_redis_distrust(pl_redis *r);
+
 /* A handle for this loop, used on its thread only, as is everything of pl_store. Connects at once.
  * sweeps: expired() runs on this loop; at least one handle of a process should. pl_store_advance
  * asks for what is due now instead of within a second (handles that sweep).
@@ -114,5 +120,7 @@ typedef struct pl_redis_stats {
     _Atomic uint64_t handles_down;                   /* now */
 } pl_redis_stats;
 const pl_redis_stats *pl_redis_stats_of(const pl_redis *r);
+/* Adds how long calls took, all handles together, to `into`. Any thread. */
+void pl_redis_latency(const pl_redis *r, pl_hist *into);
 
 #endif

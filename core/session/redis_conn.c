@@ -466,6 +466,10 @@ void pl_redis_conn_free(pl_redis_conn *c)
     pl_wheel_cancel(c->o.wheel, &c->timer);
     pl_resolver_cancel(&c->resolver);
     c->freed = true;
+    int done; /* what the last calls gave up (a lease) should still arrive: as much as goes at once
+               */
+    if (c->state == READY && c->ctx)
+        redisBufferWrite(c->ctx, &done);
     close_context(c);
     reply_with_nothing(c);
     unpin(c);

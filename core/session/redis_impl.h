@@ -5,9 +5,18 @@
 #define PL_REDIS_IMPL_H
 
 #include "base/buf.h"
+#include "base/hist.h"
 #include "session/redis.h"
 #include "session/redis_conn.h"
 #include "session/redis_known.h"
+
+/* What one handle has counted; written on its loop, read on any thread. The process's, since it
+ * outlives the handle. */
+typedef struct pl_redis_account {
+    struct pl_redis_account *next;
+    pl_hist latency; /* of calls, from sent to answered */
+    _Atomic uint64_t expired_router_only, expired_engine_backed, evicted, refused;
+} pl_redis_account;
 
 struct pl_redis { /* read by all loops, written by none but where atomic */
     pl_redis_options o;
@@ -18,6 +27,7 @@ struct pl_redis { /* read by all loops, written by none but where atomic */
     pl_known *known;   /* NULL never */
     uint64_t fresh_ns; /* staleness */
     pl_redis_stats stats;
+    _Atomic(pl_redis_account *) accounts; /* grows at its head */
 };
 
 typedef struct pl_redis_handle {
@@ -35,9 +45,8 @@ typedef struct pl_redis_handle {
     uint32_t ops;     /* not replied to, or being answered: they keep the handle */
     uint32_t writing; /* of them: what was bound in an outage */
     bool freed;
-    /* as of the last reply */
-    uint64_t held, router_only;
-    uint64_t expired_router_only, expired_engine_backed, evicted, refused; /* by this handle */
+    _Atomic uint64_t held, router_only; /* as of the last reply; read on any thread */
+    struct pl_redis_account *account;   /* its part of the process's account */
     /* redis_sweep.c */
     bool sweeps, sweeping, again;
     char id[17];

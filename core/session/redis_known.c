@@ -37,6 +37,7 @@ typedef struct part {
 } part;
 
 struct pl_known {
+    _Atomic uint64_t distrust_ns; /* what was heard up to then is not fresh */
     uint64_t seed;
     uint32_t max, mask; /* of a part: entries, buckets less 1 */
     _Atomic uint64_t versions;
@@ -226,14 +227,20 @@ bool pl_known_fresh(pl_known *k, const pl_session_name *n, bool get, uint64_t fr
     part *p = lock_part(k, hash);
     entry *e = find(k, p, n, hash);
     bool ok = e && e->b.kind == PL_SESSION_ROUTER_ONLY && e->writing == WRITTEN &&
-              now_ns - e->heard_ns < fresh_ns && e->b.deadline_ns > now_ns &&
-              e->b.ttl_ms * 1000000ull >= FRESH_FACTOR * fresh_ns;
+              now_ns - e->heard_ns < fresh_ns &&
+              e->heard_ns > atomic_load_explicit(&k->distrust_ns, memory_order_relaxed) &&
+              e->b.deadline_ns > now_ns && e->b.ttl_ms * 1000000ull >= FRESH_FACTOR * fresh_ns;
     if (ok) {
         tell(p, e, get, now_ns, out);
         e->turns += get;
     }
     pthread_mutex_unlock(&p->lock);
     return ok;
+}
+
+void pl_known_distrust(pl_known *k, uint64_t now_ns)
+{
+    atomic_store_explicit(&k->distrust_ns, now_ns, memory_order_relaxed);
 }
 
 uint32_t pl_known_turns(pl_known *k, const pl_session_name *n)
@@ -260,6 +267,19 @@ bool pl_known_stale(pl_known *k, const pl_session_name *n, bool get, uint64_t no
         if (get && e->b.kind == PL_SESSION_ROUTER_ONLY)
             set_writing(p, e, TO_WRITE);
     }
+    pthread_mutex_unlock(&p->lock);
+    return ok;
+}
+
+bool pl_known_owed(pl_known *k, const pl_session_name *n, bool get, uint64_t now_ns,
+                   pl_binding *out)
+{
+    uint64_t hash = hash_of(k, n);
+    part *p = lock_part(k, hash);
+    entry *e = find(k, p, n, hash);
+    bool ok = e && e->writing != WRITTEN && e->b.deadline_ns > now_ns;
+    if (ok)
+        tell(p, e, get, now_ns, out);
     pthread_mutex_unlock(&p->lock);
     return ok;
 }

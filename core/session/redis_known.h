@@ -25,6 +25,8 @@ void pl_known_forget(pl_known *k, const pl_session_name *n);
  * is used, a turn counted. */
 bool pl_known_fresh(pl_known *k, const pl_session_name *n, bool get, uint64_t fresh_ns,
                     uint64_t now_ns, pl_binding *out);
+/* What was heard up to now is not fresh any more. */
+void pl_known_distrust(pl_known *k, uint64_t now_ns);
 /* Turns that were counted by pl_known_fresh and not yet told to the server; they are now. */
 uint32_t pl_known_turns(pl_known *k, const pl_session_name *n);
 
@@ -32,6 +34,9 @@ uint32_t pl_known_turns(pl_known *k, const pl_session_name *n);
  * written. */
 bool pl_known_stale(pl_known *k, const pl_session_name *n, bool get, uint64_t now_ns,
                     pl_binding *out);
+/* Back again: what was bound or used in the outage and is still to be written. */
+bool pl_known_owed(pl_known *k, const pl_session_name *n, bool get, uint64_t now_ns,
+                   pl_binding *out);
 /* In an outage: b (router-only) is bound from now on, and to be written; completes b. False when
  * out of memory. */
 bool pl_known_bind(pl_known *k, const pl_session_name *n, pl_binding *b, uint64_t now_ns);

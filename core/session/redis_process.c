@@ -90,7 +90,16 @@ void pl_redis_free(pl_redis *r)
     free(r->prefix);
     pl_buf_free(&r->hello);
     pl_known_free(r->known);
+    for (pl_redis_account *p = atomic_load(&r->accounts), *next; p; p = next) {
+        next = p->next;
+        free(p);
+    }
     free(r);
+}
+
+void pl_redis_distrust(pl_redis *r)
+{
+    pl_known_distrust(r->known, pl_clock_now_ns(r->o.clock));
 }
 
 const pl_redis_stats *pl_redis_stats_of(const pl_redis *r)

@@ -100,7 +100,7 @@ static void hand_over(pl_redis_handle *h, const redisReply *claim, int64_t now_u
         remember(&h->passes, &h->passes_n, &h->passes_cap, b.version);
         return;
     }
-    h->expired_engine_backed++;
+    h->account->expired_engine_backed++;
     count(&r->stats.claims, 1);
     pl_binding known;
     if (pl_known_stale(r->known, &name, false, now_ns, &known) && known.version == b.version)

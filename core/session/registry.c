@@ -90,6 +90,7 @@ void pl_registry_bound(pl_registry *r, uint64_t nonce, uint64_t version, uint32_
     if (e) {
         e->version = version;
         e->ttl_ms = ttl_ms;
+        e->seen_ns = now_ns;
         e->look_ns = now_ns + (uint64_t)ttl_ms * 1000000u + LOOK_AFTER_NS;
         if (tokens >= 0 && tokens < 1e15) {
             atomic_fetch_add(&e->worker->session_tokens, (int64_t)tokens - e->tokens);
@@ -160,13 +161,15 @@ pl_registered *pl_registry_pick(pl_registry *r, const pl_engine *engine, uint64_
     return list;
 }
 
-void pl_registry_looked(pl_registry *r, uint64_t nonce, uint64_t look_ns)
+void pl_registry_looked(pl_registry *r, uint64_t nonce, uint64_t seen_ns, uint64_t look_ns)
 {
     uv_mutex_lock(&r->lock);
     pl_registered *e = *find(r, nonce);
     if (e) {
         e->looking = false;
         e->look_ns = look_ns;
+        if (seen_ns)
+            e->seen_ns = seen_ns;
     }
     uv_mutex_unlock(&r->lock);
 }

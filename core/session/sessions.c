@@ -36,17 +36,8 @@ void pl_sessions_options_default(pl_sessions_options *o)
 bool pl_sessions_store_lost(pl_sessions *s, int rc)
 {
     bool lost = rc == PL_EUNAVAILABLE || rc == PL_ETIMEOUT;
-    if (lost) {
+    if (lost)
         pl_count(&s->stats.store_unavailable);
-        if (atomic_exchange(&s->outage, 1) == 0)
-            pl_log(PL_LOG_WARN, "session_store_lost",
-                   "the session store does not answer (%s): requests go where a hash of their "
-                   "session says",
-                   pl_strerror(rc));
-    } else if (atomic_load_explicit(&s->outage, memory_order_relaxed) &&
-               atomic_exchange(&s->outage, 0)) {
-        pl_log(PL_LOG_INFO, "session_store_back", "the session store answers again");
-    }
     return lost;
 }
 
@@ -82,6 +73,12 @@ void pl_sessions_latency(pl_sessions *s, pl_hist *h, uint64_t ns)
     uv_mutex_unlock(&s->hist_lock);
 }
 
+void pl_sessions_settled(pl_sessions *s, uint64_t version)
+{
+    if (s->c.settled && version)
+        s->c.settled(s->c.ctx, version);
+}
+
 /* --- bindings that should be over: another router has closed or taken over the session --- */
 
 static void looked(pl_store_errand *e)
@@ -95,8 +92,12 @@ static void looked(pl_store_errand *e)
     if (rc == PL_ENOTFOUND || (rc == 0 && (e->call.binding.kind != PL_SESSION_ENGINE_BACKED ||
                                            !pl_session_note_read(&e->call.binding.note, &note) ||
                                            note.nonce != e->nonce))) {
-        /* who removed it closes it, unless he never learnt that he did: an answer of the store was
-         * lost. Twice does no harm */
+        if (e->in_hand) {
+            pl_registry_drop(s->registry, e->nonce);
+            return;
+        }
+        /* nobody may know of it any more: the store has lost it, or an answer. Twice does no harm
+         */
         pl_binding b = {.slot = -1};
         note = (pl_session_note){.nonce = e->nonce, .engine_seconds = s->c.o.engine_extra_seconds};
         pl_session_note_write(&note, &b.note);
@@ -104,7 +105,7 @@ static void looked(pl_store_errand *e)
             pl_close_submit(s, &e->call.name, &b, PL_CLOSE_UNCOUNTED, false, NULL);
     } else {
         uint64_t ttl_ms = rc == 0 ? e->call.binding.ttl_ms : LOOK_MS;
-        pl_registry_looked(s->registry, e->nonce, now + ttl_ms * MS);
+        pl_registry_looked(s->registry, e->nonce, rc == 0 ? now : 0, now + ttl_ms * MS);
     }
 }
 
@@ -112,6 +113,12 @@ static void look(pl_timer *t)
 {
     pl_sessions *s = (pl_sessions *)((char *)t - offsetof(pl_sessions, look_timer));
     unsigned room = LOOKS_MAX - s->looks;
+    pl_store_stats st = {0};
+    pl_store_stats_read(s->store, &st);
+    if (st.outages != s->outages) {
+        s->outages = st.outages;
+        s->outage_ns = pl_clock_now_ns(s->c.clock);
+    }
     pl_registered *list =
         room ? pl_registry_pick(s->registry, NULL, pl_clock_now_ns(s->c.clock), room) : NULL;
     while (list) {
@@ -121,11 +128,12 @@ static void look(pl_timer *t)
         if (e) {
             e->call.op = PL_STORE_PEEK;
             e->nonce = r->nonce;
+            e->in_hand = s->outage_ns < r->seen_ns;
             e->then = looked;
             s->looks++;
             pl_store_errand_go(e);
         } else {
-            pl_registry_looked(s->registry, r->nonce, 0);
+            pl_registry_looked(s->registry, r->nonce, 0, 0);
         }
         free(r);
     }
@@ -148,6 +156,7 @@ static void extended(pl_store_errand *e)
     pl_binding *b = &e->call.binding;
     if (e->call.result == 0) {
         pl_count(&s->stats.extended);
+        pl_sessions_settled(s, e->call.version);
         pl_registry_bound(s->registry, e->nonce, b->version, b->ttl_ms, pl_clock_now_ns(s->c.clock),
                           -1);
         return;
@@ -175,6 +184,7 @@ static void extend(pl_message *m, void *ctx)
         e->call.op = PL_STORE_PUT;
         e->call.when = PL_STORE_IF_ABSENT;
         e->call.binding = v->b;
+        e->call.version = v->b.version; /* the claim's */
         e->nonce = note.nonce;
         e->then = extended;
         pl_store_errand_go(e);
@@ -201,6 +211,31 @@ static bool extension(const pl_sessions *s, pl_binding *b, double seconds)
     return true;
 }
 
+static void dropped(pl_message *m, void *ctx)
+{
+    (void)ctx;
+    verdict *v = (verdict *)m;
+    if (!pl_sessions_arrived(v->s))
+        pl_sessions_settled(v->s, v->b.version);
+    free(v);
+}
+
+static bool post_verdict(pl_sessions *s, const pl_session_name *name, const pl_binding *b,
+                         void (*run)(pl_message *m, void *ctx))
+{
+    verdict *v = malloc(sizeof *v);
+    if (!v)
+        return false;
+    v->message.run = run;
+    v->s = s;
+    v->b = *b;
+    v->name = pl_session_name_copy(name, v->bytes);
+    if (pl_sessions_post(s, &v->message) == 0)
+        return true;
+    free(v);
+    return false;
+}
+
 void pl_sessions_expire(pl_sessions *s, const pl_session_name *name, const pl_binding *b,
                         int action, double seconds)
 {
@@ -210,20 +245,12 @@ void pl_sessions_expire(pl_sessions *s, const pl_session_name *name, const pl_bi
         pl_count(&s->stats.dropped);
         if (pl_session_note_read(&b->note, &note))
             pl_registry_drop(s->registry, note.nonce);
+        if (s->c.settled)
+            post_verdict(s, name, b, dropped);
         return;
     }
-    if (action == PL_EXTEND && extension(s, &next, seconds)) {
-        verdict *v = malloc(sizeof *v);
-        if (v) {
-            v->message.run = extend;
-            v->s = s;
-            v->b = next;
-            v->name = pl_session_name_copy(name, v->bytes);
-            if (pl_sessions_post(s, &v->message) == 0)
-                return;
-            free(v);
-        }
-    }
+    if (action == PL_EXTEND && extension(s, &next, seconds) && post_verdict(s, name, &next, extend))
+        return;
     pl_close_submit(s, name, b, PL_CLOSE_EXPIRED, false, NULL);
 }
 
@@ -302,7 +329,8 @@ void pl_sessions_set_store(pl_sessions *s, pl_store *store)
 static void wait_for_end(pl_timer *t)
 {
     pl_sessions *s = (pl_sessions *)((char *)t - offsetof(pl_sessions, stop_timer));
-    if (pl_closer_pending(s->closer) && s->c.control_wheel->now_ms < s->stop_by_ms) {
+    bool busy = pl_closer_pending(s->closer) || atomic_load(&s->turns);
+    if (busy && s->c.control_wheel->now_ms < s->stop_by_ms) {
         pl_wheel_arm(s->c.control_wheel, t, STOP_MS, wait_for_end);
         return;
     }

@@ -83,6 +83,10 @@ typedef struct pl_sessions_config {
      * this hash (any thread may call this) and then calls pl_sessions_expire. NULL: closed. */
     void (*expiring)(void *ctx, const pl_session_name *name, const pl_binding *b);
     void *ctx;
+    /* an expired binding (its version) needs no more care: its close was acknowledged or given up,
+     * or it was extended or dropped. Not told when the router stops before. Control thread. NULL:
+     * nobody asks */
+    void (*settled)(void *ctx, uint64_t version);
     /* a new reference to the worker's engine, and the worker; NULL when it is gone. Any thread */
     pl_engine *(*find)(void *ctx, int slot, int generation, pl_worker_state **w);
 } pl_sessions_config;

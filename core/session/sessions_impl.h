@@ -90,6 +90,7 @@ typedef struct pl_registered {
     uint64_t nonce;
     pl_worker_state *worker; /* its engine is referenced */
     uint64_t version;        /* of its binding; 0: not bound yet */
+    uint64_t seen_ns;        /* it was bound then */
     uint64_t look_ns;        /* its binding should be gone by then */
     int64_t tokens;          /* held, as last reported */
     uint32_t ttl_ms;
@@ -116,8 +117,9 @@ bool pl_registry_is_open(pl_registry *r, uint64_t nonce); /* and not being close
  * due_ns says that their binding should be gone (0: all). At most `max`, 0: no bound. A list to
  * free one by one; the copies hold no reference. */
 pl_registered *pl_registry_pick(pl_registry *r, const pl_engine *e, uint64_t due_ns, unsigned max);
-/* The store's answer to a look came: ask again at look_ns. */
-void pl_registry_looked(pl_registry *r, uint64_t nonce, uint64_t look_ns);
+/* The store's answer to a look came, with the binding at seen_ns, 0: without; ask again at look_ns.
+ */
+void pl_registry_looked(pl_registry *r, uint64_t nonce, uint64_t seen_ns, uint64_t look_ns);
 unsigned pl_registry_count(pl_registry *r);
 
 /* --- closer.c: closes, on the control thread --- */
@@ -192,6 +194,7 @@ struct pl_store_errand {
     void (*done)(void *ctx, int rc);  /* then()'s own from here on */
     void *ctx;
     uint64_t nonce;
+    bool in_hand; /* who removed the binding closes the session */
     int cause, tries;
     char bytes[PL_NAME_BYTES];
 };
@@ -222,11 +225,13 @@ struct pl_sessions {
     pl_store *store; /* the control thread's handle; NULL before it is set */
     pl_store_errands errands;
     pl_timer look_timer;
-    unsigned looks; /* under way */
+    unsigned looks;         /* under way */
+    uint64_t outages;       /* of the store, as last seen; look_timer's */
+    uint64_t outage_ns;     /* when that was */
+    _Atomic unsigned turns; /* inner turns that are not over */
     _Atomic bool stopping;
     _Atomic unsigned posted; /* messages to the control thread that have not arrived */
     bool freed;              /* the last of those frees the struct */
-    _Atomic int outage;      /* 1: the store is out of reach, and that was told */
     uv_mutex_t hist_lock, notice_lock;
     pl_hist open_latency, close_latency;
     pl_timer stop_timer;
@@ -250,8 +255,9 @@ int pl_sessions_post(pl_sessions *s, pl_message *m);
 /* One of those has arrived. True: too late, the controller is freed (and s gone, maybe): drop it.
  */
 bool pl_sessions_arrived(pl_sessions *s);
-/* The store answered (well or that it cannot): keeps account of outages. True: out of reach. */
+/* Is this a store's answer that says it is out of reach? Counted; the store has logged it. */
 bool pl_sessions_store_lost(pl_sessions *s, int rc);
+void pl_sessions_settled(pl_sessions *s, uint64_t version); /* control thread; 0: not expired */
 void pl_sessions_latency(pl_sessions *s, pl_hist *h, uint64_t ns);
 uint64_t pl_sessions_random(pl_sessions_loop *l); /* never 0 */
 

@@ -447,11 +447,12 @@ static void lease_is(pl_shard *s, pl_shard_ref ref, uint64_t owner, uint64_t end
 }
 
 bool pl_shard_lease(pl_shard *s, pl_shard_ref ref, uint64_t owner, uint64_t now_ns,
-                    uint64_t lease_ends_ns)
+                    uint64_t lease_ends_ns, bool *lapsed)
 {
     const pl_shard_extra *x = extra_of(s, record(s, ref));
     if (x->owner && x->owner != owner && x->lease_ends_ns > now_ns)
         return false;
+    *lapsed = x->owner && x->owner != owner;
     lease_is(s, ref, owner, lease_ends_ns);
     return true;
 }

@@ -98,10 +98,10 @@ void pl_shard_bind(pl_shard *s, pl_shard_ref ref, pl_binding *b, uint64_t now_ns
 /* It was used: counts a turn and moves the deadline, in constant time. */
 void pl_shard_touch(pl_shard *s, pl_shard_ref ref, uint64_t now_ns);
 
-/* Engine-backed ones. Lease: false when another owner's lasts. Release: false when it is not
- * owner's; else note replaces the present one, unless it is empty. */
+/* Engine-backed ones. Lease: false when another owner's lasts; lapsed: it ended by itself. Release:
+ * false when it is not owner's; else note replaces the present one, unless it is empty. */
 bool pl_shard_lease(pl_shard *s, pl_shard_ref ref, uint64_t owner, uint64_t now_ns,
-                    uint64_t lease_ends_ns);
+                    uint64_t lease_ends_ns, bool *lapsed);
 bool pl_shard_release(pl_shard *s, pl_shard_ref ref, uint64_t owner, const pl_note *note,
                       uint64_t now_ns);
 

@@ -117,10 +117,12 @@ typedef struct pl_store_call {
     pl_binding binding; /* PUT: in, completed by the store; GET, PEEK: out */
     pl_binding old;     /* out: PUT, REMOVE; only with had_old */
     bool had_old;       /* out */
-    bool stale; /* out, with 0 or PL_EEXISTS from a shared store that is out of reach: GET and
-                   PEEK tell what this process last knew, PUT (router-only) is remembered
-                   here and written when the server is back, if the session is new there */
-    int result; /* out: what pl_store_start returned, or what came later */
+    bool lapsed; /* out, LEASE: another owner's lease ended without his RELEASE: nobody knows how
+                    far his turn got, and the note may be older than what the engine holds */
+    bool stale;  /* out, with 0 or PL_EEXISTS from a shared store that is out of reach: GET and
+                    PEEK tell what this process last knew, PUT (router-only) is remembered
+                    here and written when the server is back, if the session is new there */
+    int result;  /* out: what pl_store_start returned, or what came later */
     /* Runs after pl_store_start returned PL_STORE_PENDING, once, on the thread that started it, and
      * may free the call. Unused by a store that never does; NULL is fine there. */
     void (*done)(struct pl_store_call *c);
@@ -143,6 +145,7 @@ typedef struct pl_store_stats {
     uint64_t router_only, engine_backed; /* held now; due ones too until they expired */
     uint64_t bytes;                      /* memory in use for all of it; 0 when elsewhere */
     uint64_t expired_router_only, expired_engine_backed, evicted, refused; /* since the start */
+    uint64_t outages; /* times that what it holds may have been lost; a shared store's */
 } pl_store_stats;
 
 typedef struct pl_store pl_store;

@@ -59,7 +59,9 @@ void pl_turn_sent(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms)
     if (!in || in->state != PL_TURN_IDLE)
         return;
     in->sent = true;
-    if (ttl_ms == 0 || in->closes || (in->fallback && in->bound) ||
+    bool there =
+        in->bound && in->binding.slot == w->slot && in->binding.generation == w->generation;
+    if (ttl_ms == 0 || in->closes || (in->fallback && there) ||
         (in->bound && in->binding.kind == PL_SESSION_ENGINE_BACKED))
         return;
     uint64_t max_ms = in->s->c.o.max_ttl_ms ? in->s->c.o.max_ttl_ms : PL_SESSION_MAX_TTL_MS;
@@ -103,6 +105,8 @@ static int cause_of(const pl_turn_inner *in)
 void pl_turn_release(pl_turn_inner *in)
 {
     bool restore = in->note.extended_ms && in->note.ttl_ms;
+    if (in->spoiled)
+        in->note.history.form = PL_HISTORY_LOST;
     in->call.binding = in->binding;
     if (in->note.nonce) {
         pl_session_note note = in->note;

@@ -247,6 +247,8 @@ static void on_lease(pl_turn_inner *in, int rc)
     bool engine = rc == 0 && in->call.binding.kind == PL_SESSION_ENGINE_BACKED;
     if (rc == 0) {
         take_binding(in, &in->call.binding);
+        if (engine && in->call.lapsed) /* its router has died: what the note says may be old */
+            in->note.history.form = PL_HISTORY_LOST;
         pl_turn_leased(in);
     }
     if (lost) /* it may have been taken nonetheless */
@@ -285,6 +287,7 @@ static void renewed(pl_turn_inner *in, int rc)
 {
     uint64_t half_ms = in->s->c.o.lease_ms / 2;
     in->renewing = false;
+    in->spoiled = in->spoiled || (rc == 0 && in->renewal.lapsed);
     if (rc == 0 && in->renewal.binding.version == in->binding.version) {
         in->lease_by_ms = wheel(in)->now_ms + in->s->c.o.lease_ms;
         pl_wheel_arm(wheel(in), &in->renew_timer, half_ms, renew);
@@ -358,6 +361,7 @@ void pl_turn_over(pl_turn_inner *in)
     unlink_turn(in);
     free(in);
     pl_close_send(s, kept);
+    atomic_fetch_sub(&s->turns, 1);
 }
 
 void pl_turn_unwind(pl_turn_inner *in)
@@ -431,6 +435,7 @@ int pl_turn_begin(pl_sessions_loop *l, pl_turn *t)
     memset(in, 0, sizeof *in);
     in->l = l;
     in->s = l->s;
+    atomic_fetch_add(&l->s->turns, 1);
     in->t = t;
     in->owner = pl_sessions_random(l);
     in->begun_ms = l->c.wheel->now_ms;
@@ -509,6 +514,7 @@ static void drop(pl_turn_inner *in)
         if (in->w)
             pl_engine_unref(in->w->engine);
         unlink_turn(in); /* on_granted frees it */
+        atomic_fetch_sub(&in->s->turns, 1);
         return;
     }
     pl_turn_over(in);

@@ -24,6 +24,7 @@ for (const [name, flags] of Object.entries(formats)) {
     const router = await startRouter(t, {
       policy: policy(t),
       config: {
+        usage: 'always', // else a sample is compared
         engines: await Promise.all(Object.entries(engines).map(async ([id, e]) => {
           const { endpoint, replay } = await truth(e);
           return { name: id, url: e.url, ...(name === 'sglang' ? {} : { kv_events: { mode: 'connect', endpoint, replay } }) };

@@ -2,7 +2,7 @@ local testing = require "perilune.testing"
 
 local FILE = "policies/prefix_seconds.lua"
 -- Round numbers for working by hand: 100 tokens of output at 0.001 make a resident token cost a tenth of a token.
-local PARAMS = { neighbours = 0.25, decode_cost = 0.001, output_tokens = 100 }
+local PARAMS = { neighbours = 0.25, reuse = 1, decode_cost = 0.001, output_tokens = 100 }
 
 describe("prefix_seconds", function()
   local policy
@@ -52,6 +52,22 @@ describe("prefix_seconds", function()
       assert.equal("c:spill", pick(list))
       list[3].queued_prefill_tokens = 3257
       assert.equal("b:spill", pick(list))
+    end)
+
+    it("counts a second copy of a prefix against the workers that lack it, unless its holder is busy", function()
+      policy = testing.load(FILE, { neighbours = 0, reuse = 3, copy_tokens = 13000, decode_cost = 0 })
+      local function three(inflight)
+        return decide { { cached_tokens = 6000, inflight = inflight }, { cached_tokens = 1000 }, {} }
+      end
+      -- a: 256 + 2,000; b: 256 + 7,000 + 2 * 5,000; c: 256 + 8,000 + 2 * 6,000
+      costs({ 2256 / 8000, 17256 / 8000, 20256 / 8000 }, three(0))
+      -- with this one 4 on average, 9 on a: it does not count as a holder; 3 where 2 is the average: by half
+      costs({ 2256 / 8000 }, three(1))
+      costs({ (2256 + 12000) / 8000, 17256 / 8000 }, three(9))
+      costs({ (2256 + 6000) / 8000 }, three(3))
+      -- at most 11,000 in all: a holds as much as counts, b lacks 9,000
+      policy = testing.load(FILE, { neighbours = 0, reuse = 3, copy_tokens = 11000, decode_cost = 0 })
+      costs({ 2256 / 8000, 16256 / 8000, 19256 / 8000 }, three(0))
     end)
 
     it("pays part of the price for what must be fetched from host memory and disk", function()
@@ -129,7 +145,7 @@ describe("prefix_seconds", function()
       end
       return decide(list, { req = req, now = now })
     end
-    before_each(function() policy = testing.load(FILE, { neighbours = 0 }) end)
+    before_each(function() policy = testing.load(FILE, { neighbours = 0, reuse = 1 }) end)
 
     it("is one for all until it is measured", function()
       costs({ 0.125, 0.125, 0.125 }, at(0, { 8000, 8000, 8000 }))
@@ -143,7 +159,7 @@ describe("prefix_seconds", function()
       costs({ 1.1 / 3, 0.8125 / 3 }, at(61, { 2000, 6000 }))
       -- 1/10 and 1/6,000: on average 0.0500833. a's tenth, a quarter of it noise; b is held to be 8 times faster, and
       -- no more
-      policy = testing.load(FILE, { neighbours = 0 })
+      policy = testing.load(FILE, { neighbours = 0, reuse = 1 })
       at(0, { 8000, 8000 })
       costs({ 80, 50.083333333 / 8 }, at(1, { 10, 6000 }))
     end)

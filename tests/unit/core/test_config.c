@@ -190,6 +190,62 @@ static void test_wrong_values(void **state)
             "router.lua: engines[1]: engine http://a: kv_events.endpoint is missing");
 }
 
+static void redis_url(const char *url, const char *host, int port, const char *path,
+                      const char *user, int db)
+{
+    char text[256];
+    pl_config c;
+    snprintf(text, sizeof text, "{\"sessions\":{\"store\":\"redis\",\"redis\":{\"url\":\"%s\"}}}",
+             url);
+    assert_int_equal(read_json(&c, text), 0);
+    assert_int_equal(pl_config_finish(&c, &eb), 0);
+    assert_int_equal(c.session_store, 1);
+    equals(c.redis.host, host);
+    equals(c.redis.unix_path, path);
+    equals(c.redis.user, user);
+    assert_int_equal(c.redis.port, port);
+    assert_int_equal(c.redis.db, db);
+    pl_config_free(&c);
+}
+
+static void test_redis_urls(void **state)
+{
+    redis_url("redis://h", "h", 0, "", "", 0);
+    redis_url("redis://h/", "h", 0, "", "", 0);
+    redis_url("redis://me@10.0.0.5:7000/3", "10.0.0.5", 7000, "", "me", 3);
+    redis_url("redis://[::1]", "::1", 0, "", "", 0);
+    redis_url("redis://[::1]:99/1", "::1", 99, "", "", 1);
+    redis_url("unix:///run/redis.sock", "", 0, "/run/redis.sock", "", 0);
+    static const char *const bad[][2] = {
+        {"h:6379", "expected redis://"},
+        {"redis://", "expected redis://"},
+        {"redis://@h", "expected redis://"},
+        {"redis://[::1", "expected redis://"},
+        {"redis://[::1]9", "the port is"},
+        {"redis://h:0", "the port is"},
+        {"redis://h:65536", "the port is"},
+        {"redis://h:", "the port is"},
+        {"redis://h/x", "the database is"},
+        {"redis://h/-1", "the database is"},
+        {"unix://", "expected redis://"},
+        {"unix:///", "expected redis://"},
+        {"rediss://h", "not available"},
+        {"redis://me:hunter2@h", "a password belongs in redis.password"},
+        {"redis://:hunter2@h:x", "a password belongs in redis.password"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char text[256];
+        pl_config c;
+        snprintf(text, sizeof text, "{\"sessions\":{\"redis\":{\"url\":\"%s\"}}}", bad[i][0]);
+        assert_true(read_json(&c, text) < 0);
+        if (!strstr(eb.text, bad[i][1]) || strstr(eb.text, "hunter2"))
+            fail_msg("%s: %s", bad[i][0], eb.text);
+        pl_config_free(&c);
+    }
+    refused("{\"sessions\":{\"redis\":{\"password\":4711}}}",
+            "router.lua: sessions.redis.password: expected text");
+}
+
 static void test_secrets_are_not_shown(void **state)
 {
     refused("{\"admin\":{\"token\":4711}}", "router.lua: admin.token: expected text");
@@ -244,6 +300,7 @@ static void finish_refuses(const char *text, const char *part)
 static void test_what_belongs_together(void **state)
 {
     finish_refuses("{\"admin\":{\"listen\":\"0.0.0.0:1\"}}", "a token is needed");
+    finish_refuses("{\"sessions\":{\"redis\":{\"url\":\"redis://h\"}}}", "sessions.store is not");
     finish_refuses("{\"admin\":{\"listen\":\"[::]:1\"}}", "a token is needed");
     finish_refuses("{\"admin\":{\"listen\":\"nonsense\"}}", "admin.listen: 'nonsense' has no port");
     finish_refuses("{\"listen\":\"127.0.0.1:99999\"}", "0 to 65535");
@@ -402,12 +459,19 @@ static void test_hostile_values(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),     cmocka_unit_test(test_every_kind_of_value),
-        cmocka_unit_test(test_engines),      cmocka_unit_test(test_unknown_keys),
-        cmocka_unit_test(test_wrong_values), cmocka_unit_test(test_secrets_are_not_shown),
-        cmocka_unit_test(test_secret_files), cmocka_unit_test(test_what_belongs_together),
-        cmocka_unit_test(test_flags),        cmocka_unit_test(test_file),
-        cmocka_unit_test(test_reference),    cmocka_unit_test(test_hostile_values),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_every_kind_of_value),
+        cmocka_unit_test(test_engines),
+        cmocka_unit_test(test_unknown_keys),
+        cmocka_unit_test(test_wrong_values),
+        cmocka_unit_test(test_redis_urls),
+        cmocka_unit_test(test_secrets_are_not_shown),
+        cmocka_unit_test(test_secret_files),
+        cmocka_unit_test(test_what_belongs_together),
+        cmocka_unit_test(test_flags),
+        cmocka_unit_test(test_file),
+        cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_hostile_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

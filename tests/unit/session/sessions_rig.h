@@ -26,6 +26,7 @@ typedef struct veil {
     pl_store_call *queue[64];
     int queued;
     int calls[8]; /* by operation */
+    uint64_t outages;
 } veil;
 
 static int veil_start(pl_store *s, pl_store_call *c)
@@ -68,7 +69,15 @@ static RIG_UNUSED bool veil_deliver(veil *v)
     return true;
 }
 
-static const pl_store_ops veil_ops = {.name = "veil", .start = veil_start, .cancel = veil_cancel};
+static void veil_stats(pl_store *s, pl_store_stats *out)
+{
+    veil *v = (veil *)s;
+    pl_store_stats_read(v->inner, out);
+    out->outages = v->outages;
+}
+
+static const pl_store_ops veil_ops = {
+    .name = "veil", .start = veil_start, .cancel = veil_cancel, .stats = veil_stats};
 
 /* --- the rig --- */
 

@@ -191,6 +191,42 @@ static void a_lease_that_is_not_renewed_ends(void **state)
     suite_close(s);
 }
 
+/* Who takes a lease learns when the one before was never given back. */
+static void a_lease_that_lapsed_is_told(void **state)
+{
+    suite *s = *state;
+    suite_open(s, 100);
+    bound(s, "a", 1, ENGINE, 60000);
+    pl_store_call c = turn_call(PL_STORE_LEASE, "a", 7, 5000);
+    c.lapsed = true;
+    assert_int_equal(run(s, &c), 0);
+    assert_false(c.lapsed); /* the first */
+    assert_int_equal(run(s, &c), 0);
+    assert_false(c.lapsed); /* renewed */
+    suite_pass(s, 6000);
+    assert_int_equal(run(s, &c), 0);
+    assert_false(c.lapsed); /* late, but nobody else was there */
+    pl_store_call d = turn_call(PL_STORE_LEASE, "a", 8, 5000);
+    assert_int_equal(run(s, &d), PL_EBUSY);
+    assert_false(d.lapsed);
+    assert_int_equal(released(s, "a", 7, ""), 0);
+    assert_int_equal(run(s, &d), 0);
+    assert_false(d.lapsed); /* given back */
+    suite_pass(s, 5000);
+    assert_int_equal(run(s, &c), 0);
+    assert_true(c.lapsed); /* 8 never gave it back */
+    assert_int_equal(run(s, &c), 0);
+    assert_false(c.lapsed); /* told once */
+    assert_int_equal(released(s, "a", 7, ""), 0);
+    assert_int_equal(run(s, &d), 0);
+    assert_false(d.lapsed);
+    suite_pass(s, 5000);
+    bound(s, "a", 2, ENGINE, 60000); /* another session */
+    assert_int_equal(run(s, &c), 0);
+    assert_false(c.lapsed);
+    suite_close(s);
+}
+
 static void a_rebind_takes_the_lease_with_it(void **state)
 {
     suite *s = *state;

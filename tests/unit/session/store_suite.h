@@ -618,6 +618,7 @@ static void at_the_cap_the_least_recently_used_router_only_session_goes(void **s
         cmocka_unit_test_setup(one_turn_at_a_time, fresh_suite),                                   \
         cmocka_unit_test_setup(a_leased_session_does_not_expire, fresh_suite),                     \
         cmocka_unit_test_setup(a_lease_that_is_not_renewed_ends, fresh_suite),                     \
+        cmocka_unit_test_setup(a_lease_that_lapsed_is_told, fresh_suite),                          \
         cmocka_unit_test_setup(a_rebind_takes_the_lease_with_it, fresh_suite),                     \
         cmocka_unit_test_setup(a_list_has_each_session_once, fresh_suite),                         \
         cmocka_unit_test_setup(agrees_with_a_model, fresh_suite)

@@ -263,6 +263,15 @@ static void it_is_killed_with_calls_under_way_and_comes_back_empty(void **state)
     pl_store_call rm = call(PL_STORE_REMOVE, "gone");
     assert_int_equal(pl_store_start(f->s, &rm), 0);
     assert_int_equal(rm.old.slot, 6);
+    /* its worker has left: bound anew, if it is still what the caller saw */
+    pl_store_call moved = put("new", 7, PL_SESSION_ROUTER_ONLY);
+    moved.when = PL_STORE_IF_VERSION;
+    moved.version = g.binding.version + 1;
+    assert_int_equal(pl_store_start(f->s, &moved), PL_EUNAVAILABLE);
+    moved.version = g.binding.version;
+    assert_int_equal(pl_store_start(f->s, &moved), 0);
+    assert_true(moved.stale);
+    assert_int_equal(moved.old.slot, 6);
     /* an engine-backed one cannot be moved while nobody can be asked */
     pl_store_call move = put("engine", 8, PL_SESSION_ROUTER_ONLY);
     assert_int_equal(pl_store_start(f->s, &move), PL_EUNAVAILABLE);
@@ -274,7 +283,7 @@ static void it_is_killed_with_calls_under_way_and_comes_back_empty(void **state)
     pl_store_call p = call(PL_STORE_PEEK, "new");
     assert_int_equal(ask(f, &p), 0);
     assert_false(p.stale);
-    assert_int_equal(p.binding.slot, 6);
+    assert_int_equal(p.binding.slot, 7);
     p = call(PL_STORE_PEEK, "before"); /* used in the outage */
     assert_int_equal(ask(f, &p), 0);
     assert_int_equal(p.binding.slot, 3);
@@ -289,6 +298,39 @@ static void it_is_killed_with_calls_under_way_and_comes_back_empty(void **state)
     assert_int_equal(ask(f, &p), 0);
     assert_true(p.binding.version > e.binding.version);
     assert_int_equal(times(logged(f), "store_down"), 1);
+}
+
+/* Until all is written, what is not yet there is known here. */
+static void it_is_asked_before_all_is_written(void **state)
+{
+    enum { N = 400 };
+    fixture *f = *state;
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    down(f);
+    static pl_store_call c[N];
+    static char ids[N][16];
+    for (int i = 0; i < N; i++) {
+        snprintf(ids[i], sizeof ids[i], "s%d", i);
+        pl_store_call p = put(ids[i], i % 10, PL_SESSION_ROUTER_ONLY);
+        assert_int_equal(pl_store_start(f->s, &p), 0);
+    }
+    server_start(&f->srv);
+    up(f);
+    for (int i = 0; i < N; i++) {
+        c[i] = call(PL_STORE_GET, ids[i]);
+        pl_store_start(f->s, &c[i]);
+    }
+    for (int i = 0; i < N; i++) {
+        DRIVE_UNTIL(&f->d, !c[i].pending);
+        assert_int_equal(c[i].result, 0);
+        assert_int_equal(c[i].binding.slot, i % 10);
+    }
+    DRIVE_UNTIL(&f->d, pl_redis_stats_of(f->r)->written == N);
+    pl_store_call g = call(PL_STORE_GET, ids[0]);
+    assert_int_equal(ask(f, &g), 0);
+    assert_false(g.stale);
+    assert_int_equal(pl_redis_stats_of(f->r)->conflicts, 0);
 }
 
 static void the_servers_binding_wins(void **state)
@@ -532,6 +574,7 @@ int main(void)
         TEST(not_there_at_the_start),
         TEST(it_stops_answering),
         TEST(it_is_killed_with_calls_under_way_and_comes_back_empty),
+        TEST(it_is_asked_before_all_is_written),
         TEST(the_servers_binding_wins),
         TEST(it_takes_no_writes_for_a_while),
         TEST(the_password_is_wrong),

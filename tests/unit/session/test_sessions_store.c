@@ -305,6 +305,57 @@ static void a_full_store(void **state)
     rig_close(&r);
 }
 
+/* A router that stops in the midst of a turn: what its engine holds is not what the note says. */
+static void a_lease_that_lapsed_leaves_an_unknown_history(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL, false);
+    turn dead, t;
+    rig_session(&r, "s", 0, 600000);
+    assert_int_equal(turn_begin(&t, r.b.l[0], "s", PL_WISH_TURN), 0);
+    assert_int_equal(t.t.history.form, PL_HISTORY_MESSAGES); /* given back: as it says */
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    assert_int_equal(turn_begin(&dead, r.a.l[0], "s", PL_WISH_TURN), 0);
+    pl_turn_sent(&dead.t, rig_worker(&r, 0), 600000);
+    r.a.v.fail = PL_EUNAVAILABLE;
+    r.a.v.fail_op = -1;
+    rig_pass(&r, r.o.lease_ms + 1000);
+    assert_int_equal(turn_begin(&t, r.b.l[0], "s", PL_WISH_TURN), 0);
+    assert_true(t.t.leased);
+    assert_int_equal(t.t.history.form, PL_HISTORY_LOST);
+    pl_turn_end(&t.t, PL_TURN_FAILED, NULL, -1); /* never sent: it knows no better than before */
+    assert_int_equal(turn_begin(&t, r.b.l[0], "s", PL_WISH_TURN), 0);
+    assert_int_equal(t.t.history.form, PL_HISTORY_LOST);
+    pl_turn_end(&t.t, PL_TURN_DONE, &some_history, 100);
+    r.a.v.fail = 0;
+    pl_turn_end(&dead.t, PL_TURN_DONE, &(pl_history){{1, 2}, 5, PL_HISTORY_MESSAGES, PL_API_CHAT},
+                100); /* it was not dead, but too late */
+    assert_int_equal(turn_begin(&t, r.b.l[0], "s", PL_WISH_TURN), 0);
+    assert_int_equal(t.t.history.units, some_history.units);
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    rig_close(&r);
+}
+
+/* Another router removes the binding and closes the session: once. A store that may have lost the
+ * binding is another matter. */
+static void who_removes_closes(void **state)
+{
+    (void)state;
+    for (int lost = 0; lost < 2; lost++) {
+        rig r;
+        rig_open(&r, NULL, false);
+        rig_session(&r, "s", 0, 10000);
+        r.a.v.outages = (uint64_t)lost;
+        pl_store_call c = {.op = PL_STORE_REMOVE, .name = {PL_STR("acme"), PL_STR("s")}};
+        assert_int_equal(pl_store_start(r.memory, &c), 0);
+        assert_int_equal(rig_worker(&r, 0)->sessions, 1);
+        rig_wait_pass(&r, 30000, rig_worker(&r, 0)->sessions == 0);
+        assert_int_equal(r.f[0].closes, lost);
+        rig_close(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -316,6 +367,8 @@ int main(void)
         cmocka_unit_test(a_lease_is_given_back_when_the_store_is_back),
         cmocka_unit_test(a_close_without_the_store_closes_on_the_engine),
         cmocka_unit_test(a_full_store),
+        cmocka_unit_test(a_lease_that_lapsed_leaves_an_unknown_history),
+        cmocka_unit_test(who_removes_closes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
