@@ -68,10 +68,19 @@ void pl_kv_canon_put(pl_kv_canon *c, const char *p, size_t n)
     }
 }
 
+static inline void put_byte(pl_kv_canon *c, char byte)
+{
+    if (c->fill == 0 || c->fill + 1 == c->chunk) {
+        pl_kv_canon_put(c, &byte, 1);
+        return;
+    }
+    c->carry[c->fill++] = byte;
+    c->bytes++;
+}
+
 void pl_kv_canon_put_tag(pl_kv_canon *c, pl_kv_canon_tag tag)
 {
-    char byte = (char)tag;
-    pl_kv_canon_put(c, &byte, 1);
+    put_byte(c, (char)tag);
 }
 
 uint64_t pl_kv_canon_digest(const pl_kv_canon *c)
@@ -86,6 +95,10 @@ static bool surrogate(const char *escape, const char *second)
            strchr(second, escape[3]);
 }
 
+/* What the escapes of two bytes stand for, but those for the second byte itself. */
+static const char named_escapes[256] = {
+    ['b'] = '\b', ['f'] = '\f', ['n'] = '\n', ['r'] = '\r', ['t'] = '\t'};
+
 void pl_kv_canon_string(pl_kv_canon *c, pl_str raw, bool escaped)
 {
     if (raw.n < 2)
@@ -96,9 +109,14 @@ void pl_kv_canon_string(pl_kv_canon *c, pl_str raw, bool escaped)
         if (!stop || end - stop < 2)
             break;
         pl_kv_canon_put(c, p, (size_t)(stop - p));
-        size_t n = stop[1] != 'u' ? 2 : 6;
-        if (n == 6 && end - stop >= 12 && surrogate(stop, "89abAB") &&
-            surrogate(stop + 6, "cdefCDEF"))
+        if (stop[1] != 'u') {
+            char short_for = named_escapes[(unsigned char)stop[1]];
+            put_byte(c, short_for ? short_for : stop[1]);
+            p = stop + 2;
+            continue;
+        }
+        size_t n = 6;
+        if (end - stop >= 12 && surrogate(stop, "89abAB") && surrogate(stop + 6, "cdefCDEF"))
             n = 12;
         if ((size_t)(end - stop) < n)
             break;
