@@ -8,9 +8,6 @@
 
 #include "base/err.h"
 
-/* Strings at least this long that begin with "data:" are counted as attachments. */
-#define ATTACHMENT_BYTES 256
-
 int pl_json_fail(pl_json *j, const char *pos, int rc, const char *text)
 {
     j->rc = rc;
@@ -133,6 +130,50 @@ static inline void set_object(uint64_t *stack, unsigned d, bool object)
     stack[d >> 6] = object ? stack[d >> 6] | bit : stack[d >> 6] & ~bit;
 }
 
+/* A long string: of those that begin with "data:" attachments are counted. */
+static void note_long(const pl_json *j, pl_str string, bool escaped, pl_member *m)
+{
+    if (memcmp(string.p + 1, "data:", 5) == 0) {
+        m->attachments++;
+        m->attachment_bytes += string.n;
+    }
+    pl_scan *s = j->note;
+    if (s && s->longs_n < PL_SCAN_LONGS)
+        s->longs[s->longs_n++] = (pl_scan_long){.at = (uint32_t)(string.p - s->start),
+                                                .n = (uint32_t)string.n & INT32_MAX,
+                                                .escaped = escaped};
+}
+
+void pl_json_know(pl_json *j, const pl_scan *s)
+{
+    uintptr_t at = (uintptr_t)j->p - (uintptr_t)s->start;
+    uint32_t from = 0, to = s->longs_n;
+    while (from < to) {
+        uint32_t middle = (from + to) / 2;
+        if (s->longs[middle].at < at)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    j->next_long = from;
+    j->known = from < s->longs_n ? s : NULL;
+}
+
+/* The long string that begins at p, if it is a known one. */
+static inline const pl_scan_long *known_long(pl_json *j, const char *p)
+{
+    const pl_scan *s = j->known;
+    uintptr_t at = (uintptr_t)p - (uintptr_t)s->start;
+    while (j->next_long < s->longs_n && s->longs[j->next_long].at < at)
+        j->next_long++;
+    if (j->next_long == s->longs_n) {
+        j->known = NULL;
+        return NULL;
+    }
+    const pl_scan_long *l = &s->longs[j->next_long];
+    return l->at == at && l->n <= (size_t)(j->end - p) ? l : NULL;
+}
+
 /* Over one value, containers with all that is in them. */
 static const char *walk(pl_json *j, const char *p, pl_member *m)
 {
@@ -150,14 +191,18 @@ value:
     case '"': {
         const char *open = p;
         bool escaped = false;
-        p = pl_json_string_end(j, p + 1, j->utf8, &escaped);
-        if (!p)
-            return NULL;
-        p++;
-        if (p - open >= ATTACHMENT_BYTES && memcmp(open + 1, "data:", 5) == 0) {
-            m->attachments++;
-            m->attachment_bytes += (size_t)(p - open);
+        const pl_scan_long *known = j->known ? known_long(j, p) : NULL;
+        if (known) {
+            escaped = known->escaped;
+            p += known->n;
+        } else {
+            p = pl_json_string_end(j, p + 1, j->utf8, &escaped);
+            if (!p)
+                return NULL;
+            p++;
         }
+        if (p - open >= PL_SCAN_LONG)
+            note_long(j, (pl_str){open, (size_t)(p - open)}, escaped, m);
         if (depth == 0)
             m->escaped = escaped;
         break;

@@ -27,6 +27,9 @@ typedef struct pl_json {
     int rc;                /* 0 or the failure */
     const char *error;     /* when failed: static text */
     const char *error_pos; /* when failed: in the text, or its end */
+    pl_scan *note;         /* where long strings are noted, or NULL */
+    const pl_scan *known;  /* whose noted strings are stepped over, or NULL */
+    uint32_t next_long;    /* of known: the first that is not behind */
 } pl_json;
 
 typedef struct pl_json_name {
@@ -35,6 +38,10 @@ typedef struct pl_json_name {
 } pl_json_name;
 
 void pl_json_init(pl_json *j, pl_str text, unsigned max_depth, bool utf8);
+
+/* The text is part of a body that s has accepted: its long strings are not looked into again. Text
+ * from elsewhere is walked over as ever. s outlives the walk. */
+void pl_json_know(pl_json *j, const pl_scan *s);
 
 /* Skips whitespace and steps into the container that begins with `open`: '{' or '['. */
 int pl_json_enter(pl_json *j, char open);

@@ -56,10 +56,12 @@ static void scan_members(pl_json *j, const char *start, pl_scan *out)
 
 int pl_scan_body(pl_str body, unsigned max_depth, pl_scan *out)
 {
-    memset(out, 0, sizeof *out);
+    memset(out, 0, offsetof(pl_scan, longs));
     pl_json j;
     pl_json_init(&j, body, max_depth, true);
     const char *start = j.p;
+    out->start = start;
+    j.note = body.n < (uint32_t)1 << 31 ? out : NULL;
     scan_members(&j, start, out);
     if (j.rc) {
         out->error_at = (size_t)(j.error_pos - start);

@@ -75,6 +75,16 @@ typedef struct pl_member {
     size_t attachment_bytes; /* of raw, what those take */
 } pl_member;
 
+/* A string of PL_SCAN_LONG bytes or more: who walks over the body again steps over it. */
+#define PL_SCAN_LONG  256
+#define PL_SCAN_LONGS 128
+
+typedef struct pl_scan_long {
+    uint32_t at;          /* offset of its opening quote */
+    uint32_t n : 31;      /* its bytes, quotes included */
+    uint32_t escaped : 1; /* contains a backslash */
+} pl_scan_long;
+
 typedef struct pl_scan {
     pl_member members[PL_MEMBER_COUNT];
     size_t open_at;     /* offset of the object's '{' */
@@ -82,6 +92,9 @@ typedef struct pl_scan {
     uint32_t members_n; /* all top-level members */
     size_t error_at;    /* when failed: offset of the first byte that is wrong, see below */
     const char *error;  /* when failed: static text */
+    const char *start;  /* the body; longs[].at counts from here */
+    uint32_t longs_n;
+    pl_scan_long longs[PL_SCAN_LONGS]; /* the first ones, in their order; the rest is not set */
 } pl_scan;
 
 /* Validates `body` as one JSON object (RFC 8259: strict; nesting at most max_depth, the object

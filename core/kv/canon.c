@@ -19,15 +19,25 @@ void pl_kv_canon_init(pl_kv_canon *c, uint64_t seed, uint32_t chunk, uint64_t *k
     c->keys = keys;
     c->n = 0;
     c->cap = cap;
+    c->scan = NULL;
     c->chunk = chunk;
     c->fill = 0;
 }
 
-static inline void chunk_done(pl_kv_canon *c, uint64_t hash)
+/* Whole chunks. */
+static inline void chunks(pl_kv_canon *c, const char *p, size_t n)
 {
-    c->chain = pl_kv_canon_link(c->chain, hash);
-    if (c->n < c->cap)
-        c->keys[c->n++] = c->chain;
+    size_t room = c->cap - c->n;
+    if (c->chunk == PL_CHUNK_BYTES) {
+        c->chain = pl_chunk_chain(c->chain, p, n, room ? c->keys + c->n : NULL, room);
+        c->n += n < room ? n : room;
+        return;
+    }
+    for (; n; n--, p += c->chunk) {
+        c->chain = pl_kv_canon_link(c->chain, XXH3_64bits(p, c->chunk));
+        if (c->n < c->cap)
+            c->keys[c->n++] = c->chain;
+    }
 }
 
 void pl_kv_canon_put(pl_kv_canon *c, const char *p, size_t n)
@@ -41,26 +51,36 @@ void pl_kv_canon_put(pl_kv_canon *c, const char *p, size_t n)
             return;
         }
         memcpy(c->carry + c->fill, p, more);
-        chunk_done(c, XXH3_64bits(c->carry, c->chunk));
+        chunks(c, c->carry, 1);
         p += more;
         n -= more;
         c->fill = 0;
     }
-    if (c->chunk == PL_KV_CANON_CHUNK) /* with the length a constant the hash is a straight line */
-        for (; n >= PL_KV_CANON_CHUNK; p += PL_KV_CANON_CHUNK, n -= PL_KV_CANON_CHUNK)
-            chunk_done(c, XXH3_64bits(p, PL_KV_CANON_CHUNK));
-    for (; n >= c->chunk; p += c->chunk, n -= c->chunk)
-        chunk_done(c, XXH3_64bits(p, c->chunk));
+    if (n >= c->chunk) {
+        size_t rest = n % c->chunk;
+        chunks(c, p, n / c->chunk);
+        p += n - rest;
+        n = rest;
+    }
     if (n) {
         memcpy(c->carry, p, n);
         c->fill = (uint32_t)n;
     }
 }
 
+static inline void put_byte(pl_kv_canon *c, char byte)
+{
+    if (c->fill == 0 || c->fill + 1 == c->chunk) {
+        pl_kv_canon_put(c, &byte, 1);
+        return;
+    }
+    c->carry[c->fill++] = byte;
+    c->bytes++;
+}
+
 void pl_kv_canon_put_tag(pl_kv_canon *c, pl_kv_canon_tag tag)
 {
-    char byte = (char)tag;
-    pl_kv_canon_put(c, &byte, 1);
+    put_byte(c, (char)tag);
 }
 
 uint64_t pl_kv_canon_digest(const pl_kv_canon *c)
@@ -75,6 +95,10 @@ static bool surrogate(const char *escape, const char *second)
            strchr(second, escape[3]);
 }
 
+/* What the escapes of two bytes stand for, but those for the second byte itself. */
+static const char named_escapes[256] = {
+    ['b'] = '\b', ['f'] = '\f', ['n'] = '\n', ['r'] = '\r', ['t'] = '\t'};
+
 void pl_kv_canon_string(pl_kv_canon *c, pl_str raw, bool escaped)
 {
     if (raw.n < 2)
@@ -85,9 +109,14 @@ void pl_kv_canon_string(pl_kv_canon *c, pl_str raw, bool escaped)
         if (!stop || end - stop < 2)
             break;
         pl_kv_canon_put(c, p, (size_t)(stop - p));
-        size_t n = stop[1] != 'u' ? 2 : 6;
-        if (n == 6 && end - stop >= 12 && surrogate(stop, "89abAB") &&
-            surrogate(stop + 6, "cdefCDEF"))
+        if (stop[1] != 'u') {
+            char short_for = named_escapes[(unsigned char)stop[1]];
+            put_byte(c, short_for ? short_for : stop[1]);
+            p = stop + 2;
+            continue;
+        }
+        size_t n = 6;
+        if (end - stop >= 12 && surrogate(stop, "89abAB") && surrogate(stop + 6, "cdefCDEF"))
             n = 12;
         if ((size_t)(end - stop) < n)
             break;
@@ -108,12 +137,19 @@ static const char *space(const char *p, const char *end)
     return p;
 }
 
+static void walk_init(const pl_kv_canon *c, pl_json *j, pl_str text)
+{
+    pl_json_init(j, text, PL_JSON_DEPTH_MAX, false);
+    if (c->scan)
+        pl_json_know(j, c->scan);
+}
+
 /* The value at p; PL_JSON_ABSENT when there is none. */
-static pl_member value_at(const char *p, const char *end)
+static pl_member value_at(const pl_kv_canon *c, const char *p, const char *end)
 {
     pl_json j;
     pl_member m;
-    pl_json_init(&j, (pl_str){p, (size_t)(end - p)}, PL_JSON_DEPTH_MAX, false);
+    walk_init(c, &j, (pl_str){p, (size_t)(end - p)});
     pl_json_value(&j, &m);
     return m;
 }
@@ -187,7 +223,7 @@ void pl_kv_canon_value(pl_kv_canon *c, pl_str raw)
             p++;
             break;
         case '"':
-            m = value_at(p, end);
+            m = value_at(c, p, end);
             if (m.type != PL_JSON_STRING)
                 return;
             p = space(p + m.raw.n, end);
@@ -198,7 +234,7 @@ void pl_kv_canon_value(pl_kv_canon *c, pl_str raw)
             }
             p = space(p + 1, end);
             if ((p < end && *p == 'n') || ignored(m.raw, m.escaped)) {
-                pl_member skipped = value_at(p, end);
+                pl_member skipped = value_at(c, p, end);
                 if (skipped.type == PL_JSON_ABSENT)
                     return;
                 p += skipped.raw.n;
@@ -259,7 +295,7 @@ static void part(pl_kv_canon *c, const pl_member *m)
     pl_member type = {0}, said = {0}, v;
     pl_json j;
     pl_json_name name;
-    pl_json_init(&j, m->raw, PL_JSON_DEPTH_MAX, false);
+    walk_init(c, &j, m->raw);
     bool object = m->type == PL_JSON_OBJECT && pl_json_enter(&j, '{') == 0;
     while (object && pl_json_key(&j, &name) > 0 && pl_json_value(&j, &v) == 0) {
         if (pl_json_name_is(&name, PL_STR("type")))
@@ -272,7 +308,7 @@ static void part(pl_kv_canon *c, const pl_member *m)
         return;
     }
     text(c, &said);
-    pl_json_init(&j, m->raw, PL_JSON_DEPTH_MAX, false);
+    walk_init(c, &j, m->raw);
     if (pl_json_enter(&j, '{') == 0)
         while (pl_json_key(&j, &name) > 0 && pl_json_value(&j, &v) == 0)
             if (!pl_json_name_is(&name, PL_STR("type")) && !pl_json_name_is(&name, PL_STR("text")))
@@ -292,7 +328,7 @@ static void content_value(pl_kv_canon *c, const pl_member *m)
         text(c, m);
         break;
     case PL_JSON_ARRAY:
-        pl_json_init(&j, m->raw, PL_JSON_DEPTH_MAX, false);
+        walk_init(c, &j, m->raw);
         if (pl_json_enter(&j, '[') == 0)
             while (pl_json_item(&j) > 0 && pl_json_value(&j, &item) == 0)
                 part(c, &item);

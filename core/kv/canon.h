@@ -19,8 +19,9 @@
 #include <stdint.h>
 
 #include "http/json.h"
+#include "kv/chunk_hash.h"
 
-#define PL_KV_CANON_CHUNK          128 /* bytes; the default, and the fastest */
+#define PL_KV_CANON_CHUNK          PL_CHUNK_BYTES /* the default, and the fastest */
 #define PL_KV_CANON_CHUNK_MIN      64
 #define PL_KV_CANON_CHUNK_MAX      4096
 #define PL_KV_CANON_ATTACHMENT_MAX 4096 /* bytes of the stream that one takes */
@@ -43,11 +44,13 @@ typedef struct pl_kv_canon {
     uint64_t bytes; /* of the stream so far */
     uint64_t *keys; /* keys[i]: chain after chunk i */
     size_t n, cap;
+    const pl_scan *scan;  /* of the request, or NULL: its long strings need no second look */
     uint32_t chunk, fill; /* fill: bytes in carry */
     char carry[PL_KV_CANON_CHUNK_MAX];
 } pl_kv_canon;
 
-/* keys: room for cap; what is behind cap chunks is counted in bytes and digest, but has no key. */
+/* scan is left NULL. keys: room for cap; what is behind cap chunks is counted in bytes and digest,
+ * but has no key. */
 void pl_kv_canon_init(pl_kv_canon *c, uint64_t seed, uint32_t chunk, uint64_t *keys, size_t cap);
 
 void pl_kv_canon_put(pl_kv_canon *c, const char *p, size_t n);
@@ -66,12 +69,5 @@ void pl_kv_canon_said(pl_kv_canon *c, pl_str role, const pl_member *content);
 
 /* Hash of the whole stream so far, the begun chunk included. */
 uint64_t pl_kv_canon_digest(const pl_kv_canon *c);
-
-/* The link of a chain of cumulative keys: of the key so far and the hash of what comes next. One
- * multiplication, since a long prompt waits for every one; the hashes are mixed well already. */
-static inline uint64_t pl_kv_canon_link(uint64_t key, uint64_t hash)
-{
-    return key * 0x9e3779b97f4a7c15u + hash;
-}
 
 #endif

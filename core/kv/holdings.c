@@ -19,9 +19,12 @@ struct pl_holdings {
     pl_holdings_stats stats;
 };
 
-/* A model's keys for one block size, made once: names are hashed into them. */
+/* A model's namespace and keys for one block size: names are hashed once, and again only when the
+ * index has got a namespace more, which may be a better one. */
 typedef struct space_entry {
-    uint64_t name; /* of model, salt and size */
+    uint64_t name;   /* of model, salt and size */
+    uint64_t spaces; /* that the index had */
+    pl_index_space index;
     pl_keys_space space;
 } space_entry;
 
@@ -167,20 +170,24 @@ static namespace namespace_of(const pl_index *ix, pl_str model, uint32_t block_t
     return (namespace){0, none, false};
 }
 
-static const pl_keys_space *keys_space(pl_holdings_loop *l, pl_str model, uint32_t block_tokens,
-                                       pl_str salt, const namespace *n)
+/* NULL: there can be no keys. */
+static const space_entry *space_of(pl_holdings_loop *l, pl_str model, uint32_t block_tokens,
+                                   pl_str salt)
 {
-    uint64_t name =
-        XXH3_64bits_withSeed(model.p, model.n, block_tokens * 4 + n->eagle * 2 + (n->lora.n != 0));
+    uint64_t spaces = pl_index_spaces(l->h->index);
+    uint64_t name = XXH3_64bits_withSeed(model.p, model.n, block_tokens);
     if (salt.n)
         name = XXH3_64bits_withSeed(salt.p, salt.n, name + 1);
     space_entry *e = &l->spaces[name % SPACES_KEPT];
-    if (e->space.block.block_tokens == block_tokens && e->name == name)
-        return &e->space;
+    if (e->space.block.block_tokens == block_tokens && e->name == name && e->spaces == spaces)
+        return e;
+    const namespace n = namespace_of(l->h->index, model, block_tokens, salt);
     e->name = name;
-    if (pl_keys_space_init(&e->space, model, block_tokens, n->eagle, n->lora, salt,
+    e->spaces = spaces;
+    e->index = n.index;
+    if (pl_keys_space_init(&e->space, model, block_tokens, n.eagle, n.lora, salt,
                            l->h->o.chunk_bytes) == 0)
-        return &e->space;
+        return e;
     memset(e, 0, sizeof *e);
     return NULL;
 }
@@ -219,10 +226,9 @@ bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl
             *k = p->size[0].keys;
             continue;
         }
-        const namespace n = namespace_of(l->h->index, m->id, p->size[i].block_tokens, cache_salt);
-        const pl_keys_space *space = keys_space(l, m->id, p->size[i].block_tokens, cache_salt, &n);
-        p->size[i].space = n.index;
-        if (!space || pl_keys_of_request(space, s, a, k) != 0)
+        const space_entry *e = space_of(l, m->id, p->size[i].block_tokens, cache_salt);
+        p->size[i].space = e ? e->index : 0;
+        if (!e || pl_keys_of_request(&e->space, s, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
         if (k->kind == PL_KEYS_TOKENS && k->batch <= 1) {
             *exact = true;
@@ -240,11 +246,10 @@ bool pl_prompt_tokens(pl_holdings_loop *l, const pl_model *m, const uint32_t *id
     begin(m, p);
     p->tokens = (double)n;
     for (int i = 0; i < p->sizes_n; i++) {
-        const namespace ns = namespace_of(l->h->index, m->id, p->size[i].block_tokens, cache_salt);
-        const pl_keys_space *space = keys_space(l, m->id, p->size[i].block_tokens, cache_salt, &ns);
+        const space_entry *e = space_of(l, m->id, p->size[i].block_tokens, cache_salt);
         pl_keys *k = &p->size[i].keys;
-        p->size[i].space = ns.index;
-        if (!space || pl_keys_of_tokens(space, ids, n, a, k) != 0)
+        p->size[i].space = e ? e->index : 0;
+        if (!e || pl_keys_of_tokens(&e->space, ids, n, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
         any = any || k->n > 0 || k->local_n > 0;
     }

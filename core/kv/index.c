@@ -134,6 +134,11 @@ pl_index_space pl_index_space_find(const pl_index *ix, pl_str model, uint32_t bl
     return s ? s->id : 0;
 }
 
+uint64_t pl_index_spaces(const pl_index *ix)
+{
+    return atomic_load_explicit(&ix->spaces, memory_order_acquire);
+}
+
 pl_index_space pl_index_space_open(pl_index *ix, pl_str model, uint32_t block_tokens, bool eagle,
                                    pl_str lora, pl_str salt)
 {
@@ -159,7 +164,7 @@ pl_index_space pl_index_space_open(pl_index *ix, pl_str model, uint32_t block_to
             memcpy(at, parts[i].p, parts[i].n);
     atomic_init(&s->next, atomic_load_explicit(&ix->space[bucket], memory_order_relaxed));
     atomic_store_explicit(&ix->space[bucket], s, memory_order_release);
-    pl_ix_count(&ix->spaces, 1);
+    atomic_fetch_add_explicit(&ix->spaces, 1, memory_order_release);
     return s->id;
 }
 

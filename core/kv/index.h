@@ -40,6 +40,9 @@ pl_index_space pl_index_space_open(pl_index *ix, pl_str model, uint32_t block_to
 pl_index_space pl_index_space_find(const pl_index *ix, pl_str model, uint32_t block_tokens,
                                    bool eagle, pl_str lora, pl_str salt);
 
+/* How many there are; they are never forgotten. Who has read a number finds as many. Any thread. */
+uint64_t pl_index_spaces(const pl_index *ix);
+
 /* --- the writer's thread --- */
 
 /* Worker `slot` has stored n blocks in a tier: local[i] under engine[i], one after the other,

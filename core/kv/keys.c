@@ -90,11 +90,12 @@ size_t pl_keys_parse_ids(pl_str array, uint32_t *out, size_t cap)
 }
 
 /* An array's first element; ABSENT when it has none or is no array. */
-static pl_member first_of(pl_str array)
+static pl_member first_of(const pl_scan *s, pl_str array)
 {
     pl_json j;
     pl_member m = {.type = PL_JSON_ABSENT};
     pl_json_init(&j, array, PL_JSON_DEPTH_MAX, false);
+    pl_json_know(&j, s);
     if (pl_json_enter(&j, '[') == 0 && pl_json_item(&j) > 0)
         pl_json_value(&j, &m);
     return m;
@@ -102,12 +103,12 @@ static pl_member first_of(pl_str array)
 
 /* The list of ids that a member gives, the first of several; ABSENT when it gives none. *batch is
  * how many there are. */
-static pl_member ids_in(const pl_member *m, uint32_t *batch)
+static pl_member ids_in(const pl_scan *s, const pl_member *m, uint32_t *batch)
 {
     pl_member list = *m;
     *batch = 1;
     for (int level = 0; level < 2 && list.type == PL_JSON_ARRAY; level++) {
-        pl_member first = first_of(list.raw);
+        pl_member first = first_of(s, list.raw);
         if (first.type == PL_JSON_NUMBER)
             return list;
         *batch = list.elements;
@@ -162,7 +163,7 @@ static bool has(const pl_scan *s, pl_member_id id)
 /* A prompt by itself: a string, or the first of several. */
 static void prompt(const pl_member *m, pl_kv_canon *c)
 {
-    pl_member text = m->type == PL_JSON_ARRAY ? first_of(m->raw) : *m;
+    pl_member text = m->type == PL_JSON_ARRAY ? first_of(c->scan, m->raw) : *m;
     pl_kv_canon_put_tag(c, PL_KV_CANON_TEXT);
     if (text.type == PL_JSON_STRING)
         pl_kv_canon_string(c, text.raw, text.escaped);
@@ -178,6 +179,7 @@ static void messages(const pl_member *m, size_t max, pl_kv_canon *c)
         return;
     }
     pl_json_init(&j, m->raw, PL_JSON_DEPTH_MAX, false);
+    pl_json_know(&j, c->scan);
     if (pl_json_enter(&j, '[') == 0)
         for (size_t i = 0; i < max && pl_json_item(&j) > 0; i++)
             pl_kv_canon_message(c, &j);
@@ -186,6 +188,7 @@ static void messages(const pl_member *m, size_t max, pl_kv_canon *c)
 void pl_keys_canonical(const pl_scan *s, size_t max_messages, pl_kv_canon *c)
 {
     const pl_member *m = s->members;
+    c->scan = s;
     static const struct {
         pl_member_id id;
         char name;
@@ -254,7 +257,8 @@ int pl_keys_of_request(const pl_keys_space *s, const pl_scan *scan, pl_arena *a,
     const pl_member *from[] = {&data, &m[PL_MEMBER_INPUT_IDS], &m[PL_MEMBER_PROMPT],
                                &m[PL_MEMBER_INPUT]};
     for (size_t i = 0; i < sizeof from / sizeof from[0] && ids.type == PL_JSON_ABSENT; i++)
-        ids = ids_in(from[i], &batch);
+        if (from[i]->type == PL_JSON_ARRAY)
+            ids = ids_in(scan, from[i], &batch);
     if (ids.type == PL_JSON_ABSENT)
         return of_text(s, scan, a, out);
     uint32_t *tokens = pl_arena_alloc(a, ids.elements * sizeof *tokens);

@@ -53,6 +53,7 @@ static int read_messages(pl_ask *q, pl_kv_canon *c)
         return PL_ENOMEM;
     pl_json j;
     pl_json_init(&j, m->raw, PL_JSON_DEPTH_MAX, false);
+    pl_json_know(&j, q->scan);
     if (pl_json_enter(&j, '[') != 0)
         return PL_EINVALID;
     while (q->n < m->elements && pl_json_item(&j) > 0) {
@@ -71,6 +72,7 @@ int pl_ask_read(pl_ask *q, pl_str body, const pl_scan *scan, pl_tokcache_api api
     *q = (pl_ask){.scan = scan, .plain = true};
     pl_kv_canon c;
     pl_kv_canon_init(&c, seed, PL_KV_CANON_CHUNK, NULL, 0);
+    c.scan = scan;
     if (scan->members[PL_MEMBER_MESSAGES].type == PL_JSON_ARRAY) {
         if (api != PL_TOKCACHE_CHAT || scan->members[PL_MEMBER_MESSAGES].attachments ||
             scan->members[PL_MEMBER_SYSTEM].type != PL_JSON_ABSENT)

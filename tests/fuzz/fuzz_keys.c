@@ -70,7 +70,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     pl_arena a = PL_ARENA_INIT;
     MUST(pl_keys_space_init(&s, PL_STR("m"), 4, size % 2, PL_STR(""), PL_STR(""), 64) == 0);
     MUST(pl_keys_of_request(&s, &scan, &a, &one) == 0);
-    MUST(pl_keys_of_request(&s, &scan, &a, &two) == 0);
+    pl_scan fewer = scan; /* what is known of long strings must make no difference */
+    fewer.longs_n = 0;
+    MUST(pl_keys_of_request(&s, &fewer, &a, &two) == 0);
     MUST(one.n == two.n && one.kind == two.kind && one.n <= PL_KEYS_MAX);
     for (size_t i = 0; i < one.n; i++)
         MUST(one.key[i] == two.key[i]);

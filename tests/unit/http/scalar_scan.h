@@ -13,6 +13,7 @@
 #define pl_json_init          scalar_json_init
 #define pl_json_item          scalar_json_item
 #define pl_json_key           scalar_json_key
+#define pl_json_know          scalar_json_know
 #define pl_json_name_is       scalar_json_name_is
 #define pl_json_stop          scalar_json_stop
 #define pl_json_string_end    scalar_json_string_end

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <xxhash.h>
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "base/rng.h"
 #include "http/json.h"
@@ -383,7 +384,10 @@ static void chunks_like_one_by_one(void **state)
         assert_int_equal(c.bytes, n);
         assert_int_equal(c.n, want < cap ? want : cap);
         for (size_t i = 0; i < want; i++) {
-            chain = pl_kv_canon_link(chain, XXH3_64bits(text + i * chunk, chunk));
+            uint64_t alone = XXH3_64bits(text + i * chunk, chunk);
+            if (chunk == PL_CHUNK_BYTES)
+                alone = pl_chunk_chain(0, text + i * chunk, 1, NULL, 0);
+            chain = pl_kv_canon_link(chain, alone);
             if (i < c.n)
                 assert_true(got[i] == chain);
         }
@@ -391,6 +395,101 @@ static void chunks_like_one_by_one(void **state)
         pl_kv_canon_put(&whole, text, n);
         assert_true(pl_kv_canon_digest(&whole) == pl_kv_canon_digest(&c));
         free(text);
+    }
+}
+
+/* Texts that differ in a bit, or in the order of their 16 bytes, or are moved along, have other
+ * hashes, and about half of a hash's bits are others. */
+static void chunks_differ(void **state)
+{
+    (void)state;
+    enum { BITS = PL_CHUNK_BYTES * 8 };
+    static const char *const texts[] = {"", "the same word and ", "0"};
+    for (size_t t = 0; t < sizeof texts / sizeof texts[0]; t++) {
+        char text[PL_CHUNK_BYTES] = {0};
+        size_t n = strlen(texts[t]);
+        for (size_t i = 0; n && i < sizeof text; i++)
+            text[i] = texts[t][i % n];
+        uint64_t seen[BITS + 1];
+        size_t flips = 0;
+        seen[BITS] = pl_chunk_chain(0, text, 1, NULL, 0);
+        for (size_t i = 0; i < BITS; i++) {
+            text[i / 8] ^= (char)(1 << i % 8);
+            seen[i] = pl_chunk_chain(0, text, 1, NULL, 0);
+            text[i / 8] ^= (char)(1 << i % 8);
+            flips += (size_t)__builtin_popcountll(seen[i] ^ seen[BITS]);
+            assert_true(seen[i] != seen[BITS]);
+            for (size_t k = 0; k < i; k++)
+                assert_true(seen[i] != seen[k]);
+        }
+        assert_true(flips > BITS * 31 && flips < BITS * 33);
+    }
+    char text[PL_CHUNK_BYTES], other[PL_CHUNK_BYTES];
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = (char)('0' + i / 16);
+    uint64_t own = pl_chunk_chain(0, text, 1, NULL, 0);
+    for (size_t i = 0; i < 8; i++)
+        for (size_t k = 0; k < i; k++) {
+            memcpy(other, text, sizeof other);
+            memcpy(other + 16 * i, text + 16 * k, 16);
+            memcpy(other + 16 * k, text + 16 * i, 16);
+            assert_true(pl_chunk_chain(0, other, 1, NULL, 0) != own);
+        }
+    uint64_t keys[1];
+    char twice[2 * PL_CHUNK_BYTES];
+    memcpy(twice, text, sizeof text);
+    memcpy(twice + sizeof text, text, sizeof text);
+    uint64_t last = pl_chunk_chain(5, twice, 2, keys, 1);
+    assert_true(keys[0] == pl_chunk_chain(5, text, 1, NULL, 0));
+    assert_true(last == pl_chunk_chain(keys[0], text, 1, NULL, 0));
+}
+
+/* Long strings are stepped over by what the scan has seen of them, which must change nothing: the
+ * stream beside one without a scan's help, with more long strings than are noted. */
+static void known_strings_change_nothing(void **state)
+{
+    (void)state;
+    pl_rng rng = {8};
+    for (int round = 0; round < 40; round++) {
+        pl_buf b = {0};
+        assert_int_equal(pl_buf_addf(&b, "{\"messages\":["), 0);
+        uint32_t messages = 1 + pl_rng_below(&rng, round % 4 ? 12 : 200);
+        for (uint32_t i = 0; i < messages; i++) {
+            static const char *const shapes[] = {
+                "\"content\":\"%s\"", "\"content\":[{\"type\":\"text\",\"text\":\"%s\"}]",
+                "\"content\":[{\"type\":\"tool_use\",\"input\":{\"k\":[\"%s\",\"\"]}},\"x\"]",
+                "\"a\":[\"short\"],\"tool_calls\":[{\"function\":{\"arguments\":\"%s\"}}]",
+                "\"content\":[{\"image_url\":{\"url\":\"data:%s\"}},\"%s\"]"};
+            char text[900];
+            size_t n = 200 + pl_rng_below(&rng, 600);
+            for (size_t k = 0; k < n; k++)
+                text[k] = (char)('a' + pl_rng_below(&rng, 26));
+            if (pl_rng_below(&rng, 2))
+                memcpy(text + pl_rng_below(&rng, (uint32_t)n - 2), "\\\"", 2);
+            text[n] = 0;
+            const char *shape = shapes[pl_rng_below(&rng, 5)];
+            const char *at = strstr(shape, "%s"), *second = strstr(at + 2, "%s");
+            assert_int_equal(pl_buf_addf(&b, "%s{\"role\":\"user\",%.*s%s", i ? "," : "",
+                                         (int)(at - shape), shape, text),
+                             0);
+            if (second)
+                assert_int_equal(pl_buf_addf(&b, "%.*s%s", (int)(second - at - 2), at + 2, text),
+                                 0);
+            assert_int_equal(pl_buf_addf(&b, "%s}", second ? second + 2 : at + 2), 0);
+        }
+        assert_int_equal(pl_buf_addf(&b, "]}"), 0);
+        pl_scan scan;
+        assert_int_equal(pl_scan_body(pl_buf_str(&b), 100, &scan), 0);
+        pl_kv_canon with, without;
+        pl_kv_canon_init(&with, 1, PL_KV_CANON_CHUNK, NULL, 0);
+        pl_kv_canon_init(&without, 1, PL_KV_CANON_CHUNK, NULL, 0);
+        pl_keys_canonical(&scan, SIZE_MAX, &with);
+        assert_true(with.scan == &scan && scan.longs_n > 0);
+        scan.longs_n = 0;
+        pl_keys_canonical(&scan, SIZE_MAX, &without);
+        assert_int_equal(with.bytes, without.bytes);
+        assert_true(pl_kv_canon_digest(&with) == pl_kv_canon_digest(&without));
+        pl_buf_free(&b);
     }
 }
 
@@ -600,6 +699,8 @@ int main(void)
         TEST(a_change_in_the_middle),
         TEST(images),
         TEST(chunks_like_one_by_one),
+        TEST(chunks_differ),
+        TEST(known_strings_change_nothing),
         TEST(strings_like_unescaped),
         TEST(odd_shapes),
         TEST(random_shapes),
