@@ -310,9 +310,8 @@ static void on_all_cut(void *ctx, int cut)
 
 static void cut_all(pl_router *r)
 {
-    if (r->cutting)
+    if (atomic_exchange(&r->cutting, 1))
         return;
-    r->cutting = true;
     r->exit_code = 1;
     pl_log(PL_LOG_WARN, "drain_deadline", "requests still under way are cut");
     for (int i = 0; i < r->loops_n; i++)

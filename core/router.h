@@ -88,13 +88,14 @@ struct pl_router {
     _Atomic uint32_t connections; /* open on the public port, all loops */
     _Atomic uint64_t body_memory;
     _Atomic int draining;
+    _Atomic int cutting;        /* the drain has run out: nothing is sent any more */
     _Atomic int usable_engines; /* for /readyz */
     int port, admin_port;       /* real ones */
     int exit_code;
     bool control_ready;
     int loops_inited, running; /* loops prepared; threads started */
     int loops_drained, loops_cut;
-    bool cutting, finishing, stopping;
+    bool finishing, stopping;
     uv_signal_t signals[3];
     int signals_n;
     pl_timer drain_timer;

@@ -14,6 +14,8 @@
 #include "http/request.h"
 #include "loop.h"
 
+#define SHUTTING_DOWN "the router is shutting down"
+
 static void decide_and_send(pl_request *rq);
 static void observe(pl_request *rq, enum pl_end_cause cause);
 
@@ -144,7 +146,9 @@ void pl_proxy_over(pl_request *rq, enum pl_end_cause cause)
     rq->state = PL_RQ_OVER;
     account(rq, cause);
     rq->x->user = NULL;
-    request_free(rq);
+    rq->x = NULL;
+    if (!rq->grant_under_way) /* else on_wake frees it */
+        request_free(rq);
 }
 
 /* --- the waiting room --- */
@@ -154,6 +158,13 @@ static void wait_over(pl_request *rq)
     pl_wheel_cancel(&rq->loop->wheel, &rq->wait_timer);
     rq->ask.req.waited_seconds += seconds_since(rq->queued_at_ns);
     rq->state = PL_RQ_DECIDING;
+}
+
+/* For good: the request is about to end. */
+static void leave_queue(pl_request *rq)
+{
+    rq->grant_under_way = !pl_queue_remove(rq->loop->router->queue, &rq->waiter);
+    wait_over(rq);
 }
 
 /* The capacity that was granted to a waiter that no longer wants it goes to the next one. */
@@ -391,6 +402,10 @@ static void decide_and_send(pl_request *rq)
         pl_explain_decide(rq);
         return;
     }
+    if (atomic_load_explicit(&rq->loop->router->cutting, memory_order_relaxed)) {
+        pl_relay_error(rq, 503, "cut", 1, SHUTTING_DOWN);
+        return;
+    }
     for (int round = 0; round < 8; round++)
         if (decide_once(rq))
             return;
@@ -576,24 +591,15 @@ static void on_gone(void *ctx, pl_exchange *x)
     pl_request *rq = x->user;
     if (!rq)
         return;
-    pl_loop *l = rq->loop;
-    bool grant_under_way = false;
     if (pl_session_must_discard(rq)) {
         discard(rq);
         return;
     }
-    if (rq->state == PL_RQ_QUEUED) {
-        grant_under_way = !pl_queue_remove(l->router->queue, &rq->waiter);
-        wait_over(rq);
-    }
+    if (rq->state == PL_RQ_QUEUED)
+        leave_queue(rq);
     if (rq->state == PL_RQ_CALLING || rq->state == PL_RQ_STREAMING)
         pl_forward_abort(rq);
-    rq->state = PL_RQ_OVER;
-    account(rq, PL_END_CLIENT_GONE);
-    x->user = NULL;
-    rq->x = NULL;
-    if (!grant_under_way)
-        request_free(rq); /* else on_wake frees it */
+    pl_proxy_over(rq, PL_END_CLIENT_GONE);
 }
 
 static void on_drain(void *ctx, pl_exchange *x)
@@ -626,13 +632,8 @@ const pl_handlers pl_proxy_handlers = {
 static void cut(pl_request *rq, const char *why)
 {
     pl_loop *l = rq->loop;
-    if (rq->state == PL_RQ_QUEUED) {
-        if (!pl_queue_remove(l->router->queue, &rq->waiter)) {
-            rq->waiter.cancelled = false;
-            return; /* its grant arrives in a moment and finds the engine gone */
-        }
-        wait_over(rq);
-    }
+    if (rq->state == PL_RQ_QUEUED)
+        leave_queue(rq);
     if (rq->state == PL_RQ_CALLING || rq->state == PL_RQ_STREAMING)
         pl_forward_abort(rq);
     pl_count(&l->metrics.engine_cut, 1);
@@ -666,7 +667,7 @@ void pl_proxy_cut_all(pl_loop *l)
         if (rq->state == PL_RQ_DISCARDING)
             pl_session_discarded(rq, false);
         else if (rq->x)
-            cut(rq, "the router is shutting down");
+            cut(rq, SHUTTING_DOWN);
     }
 }
 

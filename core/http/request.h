@@ -62,6 +62,7 @@ struct pl_request {
     pl_timer wait_timer;
     uint64_t queued_at_ns;
     uint64_t wait_until_ns;  /* 0 until it waits for the first time */
+    bool grant_under_way;    /* it has ended meanwhile: on_wake frees it */
     bool waits_for_capacity; /* that wait is for capacity, else admit has asked for it */
 
     /* the try under way */
