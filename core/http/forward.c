@@ -69,6 +69,12 @@ pl_str pl_forward_hops(pl_arena *a, const pl_head *h)
     return all;
 }
 
+/* A client that may choose the rank itself does, but not for what one rank's session holds. */
+static bool may_name_rank(const pl_request *rq)
+{
+    return rq->trusted && !pl_session_inside(rq);
+}
+
 static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connection)
 {
     if (pl_header_is_hop(name, connection))
@@ -87,7 +93,7 @@ static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connectio
     case 17:
         return !pl_str_ieq(name, PL_STR("x-perilune-worker"));
     case 20:
-        return rq->trusted || !pl_str_ieq(name, PL_STR("x-data-parallel-rank"));
+        return may_name_rank(rq) || !pl_str_ieq(name, PL_STR("x-data-parallel-rank"));
     default:
         return true;
     }
@@ -116,7 +122,7 @@ static char *put_number(char *to, uint64_t v)
 static bool tells_rank(const pl_request *rq)
 {
     return rq->engine->workers_n > 1 &&
-           !(rq->trusted && pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank")).p);
+           !(may_name_rank(rq) && pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank")).p);
 }
 
 /* The head in the arena; {NULL,0} when out of memory. */
@@ -204,11 +210,12 @@ static void set_rank(pl_request *rq, pl_edits *edits)
     if (rq->api != PL_API_GENERATE || !tells_rank(rq) ||
         atomic_load_explicit(&rq->engine->kind, memory_order_relaxed) != PL_KIND_SGLANG)
         return;
-    pl_scan without = *rq->scan; /* the client's own has been removed, or may stand */
+    pl_scan without = *rq->scan;
     pl_member *given = &without.members[PL_MEMBER_ROUTED_DP_RANK];
-    if (given->type != PL_JSON_ABSENT && rq->trusted)
+    if (given->type != PL_JSON_ABSENT && may_name_rank(rq))
         return;
-    given->type = PL_JSON_ABSENT;
+    if (!rq->trusted)
+        given->type = PL_JSON_ABSENT; /* it has been removed */
     pl_str rank = pl_arena_printf(&rq->x->arena, "%d", rq->worker->rank);
     if (rank.p)
         pl_edits_set(edits, &rq->x->arena, rq->x->body, &without, PL_MEMBER_ROUTED_DP_RANK, rank);
@@ -378,11 +385,11 @@ int pl_forward(pl_request *rq, bool fresh)
         pl_intake_shrink(rq, &edits, rq->decision.shrink_max_tokens) == 0 && !fresh)
         pl_count(&l->metrics.shrunk, 1);
     set_rid(rq, &edits);
-    set_rank(rq, &edits);
     set_cache_salt(rq, &edits);
     set_retention(rq, &edits);
     if (rq->session && pl_session_edits(rq, &edits) != 0)
         return PL_ENOMEM;
+    set_rank(rq, &edits);
     pl_str *slices = pl_arena_alloc(a, (PL_EDITS_SLICES + 1) * sizeof *slices);
     if (!pool || !slices)
         return PL_ENOMEM;

@@ -313,11 +313,18 @@ static bool is_wanted(const pl_request *rq, pl_str name, const pl_worker_state *
            (rq->pin_rank < 0 || w->rank == rq->pin_rank);
 }
 
+/* The name that a trusted client wants, {NULL,0}: none, or by number. */
+static bool is_pinned(const pl_request *rq, pl_str *name)
+{
+    *name =
+        rq->trusted ? pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")) : (pl_str){NULL, 0};
+    return name->p || rq->pin_instance >= 0 || rq->pin_rank >= 0;
+}
+
 static bool pinned(pl_request *rq, pl_decision *d)
 {
-    pl_str want =
-        rq->trusted ? pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")) : (pl_str){NULL, 0};
-    if (!want.p && rq->pin_instance < 0 && rq->pin_rank < 0)
+    pl_str want;
+    if (!is_pinned(rq, &want))
         return false;
     *d = (pl_decision){.kind = PL_NO_WORKER, .shrink_max_tokens = -1, .reason = "pinned"};
     for (int i = 0; i < rq->ask.model->workers_n; i++) {
@@ -365,6 +372,13 @@ static int decide_once(pl_request *rq)
         return 1;
     case PL_DECIDED:
         break;
+    }
+    if (pl_session_is_held_elsewhere(rq, d->worker)) {
+        pl_relay_error(rq, 400, "invalid_session", -1,
+                       "this request carries only what is new in its session, which %s holds: it "
+                       "cannot be pinned to %s",
+                       rq->ask.pin->name, d->worker->name);
+        return 1;
     }
     if (rq->query_only) {
         pl_relay_choice(rq);
@@ -456,8 +470,9 @@ bool pl_proxy_may_retry(pl_request *rq, int status)
 {
     pl_loop *l = rq->loop;
     const pl_config *c = &l->router->config;
+    pl_str name;
     if (rq->attempts > c->retries || rq->ask.tried_n >= 8 || !pl_proxy_another_worker(rq) ||
-        (rq->trusted && pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")).p))
+        is_pinned(rq, &name))
         return false;
     bool budget = l->retry_tokens >= 1;
     const struct pl_fault fault = {
