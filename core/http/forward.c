@@ -262,17 +262,23 @@ static void set_cache_salt(pl_request *rq, pl_edits *edits)
     pl_buf_free(&quoted);
 }
 
-/* The hints of the retain hook, or of the client's cache_control, for engines that take them. */
+/* The hints of the retain hook, or of the client's cache_control and agent_hints, for engines that
+ * take them. */
 static void set_retention(pl_request *rq, pl_edits *edits)
 {
     pl_loop *l = rq->loop;
-    if (rq->retention_seconds < 0 && !pl_decider_wants_retain(l->decider))
+    if (rq->retention_seconds < 0 && !rq->priority_hint && !pl_decider_wants_retain(l->decider))
         return;
-    pl_retain_choice choice = {.retention_seconds = rq->retention_seconds};
-    l->vm_used = true;
-    pl_decide_retain(l->decider, &rq->ask, rq->worker, &choice);
     uint32_t caps = atomic_load_explicit(&rq->engine->caps, memory_order_relaxed);
     int kind = atomic_load_explicit(&rq->engine->kind, memory_order_relaxed);
+    int64_t hinted = rq->ask.req.priority;
+    if (kind == PL_KIND_VLLM) /* a client's higher is dearer, and vLLM's is not */
+        hinted = -hinted < INT32_MAX ? -hinted : INT32_MAX;
+    pl_retain_choice choice = {.retention_seconds = rq->retention_seconds,
+                               .has_priority = rq->priority_hint,
+                               .priority = (int32_t)hinted};
+    l->vm_used = true;
+    pl_decide_retain(l->decider, &rq->ask, rq->worker, &choice);
     const pl_config *c = &l->router->config;
     int hint = c->retention[kind];
     bool takes = hint != PL_HINT_OFF && (hint != PL_HINT_AUTO || caps & PL_CAP_RETENTION);

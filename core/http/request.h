@@ -50,6 +50,7 @@ struct pl_request {
     /* the session; NULL for requests that name none */
     pl_rq_session *session;
     double retention_seconds;      /* a wish of the client's, -1: none */
+    bool priority_hint;            /* ask.req.priority is agent_hints', not the body's own */
     pl_str cache_salt;             /* nvext's, or the body's own; {NULL,0}: none */
     double pin_instance, pin_rank; /* a trusted client's worker, by slot and rank; -1: none */
     pl_rq_tokens *tokens;          /* the engine's /tokenize is asked, or has answered: prompt.c */

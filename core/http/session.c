@@ -95,8 +95,10 @@ static pl_str made_up_id(pl_request *rq)
 static void take_hints(pl_request *rq, const pl_wish *w)
 {
     struct pl_req *req = &rq->ask.req;
-    if (!isnan(w->priority) && rq->scan->members[PL_MEMBER_PRIORITY].type == PL_JSON_ABSENT)
+    if (!isnan(w->priority) && rq->scan->members[PL_MEMBER_PRIORITY].type == PL_JSON_ABSENT) {
         req->priority = (int32_t)fmax(fmin(w->priority, INT32_MAX), INT32_MIN);
+        rq->priority_hint = true;
+    }
     if (w->strict_priority > 0)
         req->strict_priority = (int32_t)fmin(w->strict_priority, INT32_MAX);
     req->expected_output_tokens = w->output_tokens;

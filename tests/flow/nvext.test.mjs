@@ -1,11 +1,12 @@
-// Clients that may choose worker and rank themselves, and sessions: what only one worker's session
-// makes sense of goes to no other, whoever asks for it.
+// What nvext asks for beside sessions: a worker and a rank, for clients that may choose them, and
+// hints. What only one worker's session makes sense of goes to no other, whoever asks for it.
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
-import { startRouter, usable, until } from './lib/proc.mjs';
+import { metric, scratch, startRouter, until, usable, writeFile } from './lib/proc.mjs';
 import { CHAT, control, delta, fleet, say } from './lib/sessions.mjs';
 import { sglang } from './lib/sglang.mjs';
 import { get, post } from './lib/http.mjs';
+import { fakeEngine } from './lib/fake.mjs';
 
 const trusted = { trusted_clients: ['127.0.0.0/8'] };
 
@@ -26,7 +27,7 @@ test("nvext's worker and rank are a trusted client's to choose, and removed from
   const answer = await others.ask({ messages: say('one'), nvext: { backend_instance_id: 99, dp_rank: 7 } });
   assert.equal(answer.status, 200);
   assert.notEqual(answer.headers['x-perilune-reason'], 'pinned');
-  assert.match((await get(`${others.router.admin}/metrics`)).text, /^perilune_pins_removed_total 2$/m);
+  assert.equal(await metric(others.router, 'perilune_pins_removed_total'), 2);
 });
 
 test('a request that is pinned by number is not sent to its engine again after that has failed', async (t) => {
@@ -73,4 +74,57 @@ test("a turn of an engine's session runs on the rank that holds it", async (t) =
   assert.equal(chat.headers['x-data-parallel-rank'], '1');
   assert.equal(generate.json.routed_dp_rank, 1, generate.body);
   assert.equal(generate.json.session_params.id, chat.json.session_params.id);
+});
+
+const hints = { agent_hints: { priority: 7, strict_priority: 2, osl: 40 } };
+
+test('a policy sees the hints; nvext itself is taken out of the body, unless the engine wants it', async (t) => {
+  const policy = writeFile(scratch(t), 'p.lua', `
+    return { api = 1, name = "p", route = function(req, fleet)
+      return 0, ("p%d.s%d.o%d"):format(req.priority, req.strict_priority, req.expected_output_tokens) end }`);
+  const { engines: [engine], ask } = await fleet(t, { n: 1, policy });
+  const reason = async (body) => (await ask({ messages: say('x'), ...body })).headers['x-perilune-reason'];
+  assert.equal(await reason({ nvext: hints }), 'p7.s2.o40');
+  assert.equal(await reason({ nvext: hints, priority: 3 }), 'p3.s2.o40'); // the body's own wins
+  assert.equal(await reason({ nvext: { agent_hints: { priority: -7 } } }), 'p-7.s0.o-1');
+  assert.ok(engine.requests.every(({ json }) => json.nvext === undefined));
+  const wanting = await fleet(t, { n: 1, config: { sessions: { forward_nvext: true } } });
+  await wanting.ask({ messages: say('x'), nvext: hints });
+  assert.deepEqual(wanting.engines[0].requests[0].json.nvext, hints);
+});
+
+test('the priority of agent_hints goes to engines that schedule by it, and higher is dearer for all of them', async (t) => {
+  const one = async (options) => {
+    const { engines: [engine], ask } = await fleet(t, { n: 1, options });
+    await ask({ messages: say('x'), nvext: hints });
+    await ask({ messages: say('x'), nvext: hints, priority: 3 });
+    return engine.requests.map(({ json }) => json.priority);
+  };
+  assert.deepEqual(await one({ info: { enable_priority_scheduling: true } }), [7, 3]);
+  assert.deepEqual(await one({}), [undefined, 3]); // it might refuse a request that has one
+  const vllm = await fakeEngine(t);
+  vllm.handler = (entry, res) => vllm.json(res, 200, {});
+  const router = await startRouter(t, {
+    config: { engines: [{ name: 'v', url: vllm.url, kind: 'vllm' }], sessions: { priority: { vllm: 'on' } } },
+  });
+  await usable(router, 1);
+  await post(`${router.url}${CHAT}`, { model: 'm', messages: say('x'), nvext: hints });
+  assert.equal(vllm.requests[0].json.priority, -7); // vLLM serves lower numbers first
+});
+
+test("a client's cache_control is a wish for retention, where the engine takes one", async (t) => {
+  const wish = (ttl) => ({ cache_control: { type: 'ephemeral', ...(ttl && { ttl }) } });
+  const { engines: [engine], ask } = await fleet(t, { n: 1, options: { info: { perilune_engine: { retention: true } } } });
+  for (const body of [wish('5m'), wish(), { nvext: wish('1h') }, { ...wish('5m'), nvext: wish(90) }])
+    assert.equal((await ask({ messages: say('x'), ...body })).status, 200);
+  assert.deepEqual(engine.requests.map(({ json }) => json.extra_args?.retention_seconds), [300, 300, 3600, 90]);
+  const stock = await fleet(t, { n: 1 });
+  await stock.ask({ messages: say('x'), ...wish('5m') });
+  assert.equal(stock.engines[0].requests[0].json.extra_args, undefined);
+  assert.deepEqual(stock.engines[0].requests[0].json.cache_control, wish('5m').cache_control); // it is the engine's
+  for (const ttl of [-1, 0.5, '5 minutes', 1e308]) {
+    const answer = await ask({ messages: say('x'), nvext: wish(ttl) });
+    assert.equal(answer.status, 400, `${ttl}`);
+    assert.equal(answer.json.error.code, 'invalid_cache_control');
+  }
 });
