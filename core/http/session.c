@@ -161,7 +161,7 @@ static void answer_busy(pl_request *rq, int rc)
                                   : "the turn before has not ended in time");
 }
 
-static void answer_lost(pl_request *rq, const char *what)
+void pl_session_answer_lost(pl_request *rq, const char *what)
 {
     pl_count(&rq->loop->metrics.session_lost, 1);
     pl_relay_error(rq, 409, "session_lost", -1,
@@ -236,7 +236,7 @@ static int session_fault(pl_request *rq, int kind, double *arg)
 /* The engine has failed a turn that only its session made sense of. */
 void pl_session_answer_failed(pl_request *rq)
 {
-    answer_lost(rq, "was not served by its engine, which has failed");
+    pl_session_answer_lost(rq, "was not served by its engine, which has failed");
 }
 
 /* Its worker cannot be had. True: go on, it is to be bound anew; false: answered. */
@@ -248,7 +248,7 @@ bool pl_session_rebind(pl_request *rq)
     rq->ask.pin_must = false;
     if (session_fault(rq, PL_BOUND_GONE, &arg) != PL_REBIND) {
         if (s->wish.delta)
-            answer_lost(rq, "is bound to a worker that is gone or unusable");
+            pl_session_answer_lost(rq, "is bound to a worker that is gone or unusable");
         else
             pl_relay_error(rq, 409, "session_lost", -1,
                            "the worker that holds session '%.*s' is gone or unusable",
@@ -291,7 +291,8 @@ static bool reconcile(pl_request *rq)
         return false;
     }
     if (s->wish.delta && s->wish.action != PL_WISH_OPEN && !s->turn.leased) {
-        answer_lost(rq, !s->turn.bound ? "is not open here"
+        pl_session_answer_lost(rq, !s->turn.bound
+                                       ? "is not open here"
                                        : "is bound to a worker, but not held by its engine");
         return false;
     }

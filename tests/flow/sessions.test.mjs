@@ -386,7 +386,8 @@ test('a poisoned session is closed and said', async (t) => {
   await ask({ messages: say('one'), ...control('s', 'open', { history: 'delta' }) });
   engines[0].sessions.get(engines[0].opens[0].session_id).active = true; // it lost track of a turn
   const answer = await ask({ messages: say('two'), ...control('s', undefined, { history: 'delta' }) });
-  assert.equal(answer.status, 400);
+  assert.equal(answer.status, 409);
+  assert.equal(answer.json.error.code, 'session_lost');
   await engines[0].when(() => engines[0].closes.length === 1, 'the close');
   await router.log('session_poisoned');
   assert.equal(await metric(router, 'perilune_session_closes_total', 'cause="poisoned"'), 1);
