@@ -513,8 +513,8 @@ bool pl_session_no_engine(pl_request *rq)
 static bool open_failed(pl_request *rq, int rc)
 {
     pl_rq_session *s = rq->session;
-    bool engines_fault = rc == PL_ETIMEOUT || rc == PL_ECONNECT || rc == PL_ERESET ||
-                         rc == PL_ERESOLVE || rc == PL_EPROTOCOL;
+    /* who can be reached, and only fails at opens, may serve well */
+    bool engines_fault = rc == PL_ECONNECT || rc == PL_ERESOLVE;
     if (s->turn.fallback) { /* the store is out of reach: nothing can be bound now */
         pl_proxy_end_try(rq, -1);
         if (rq->api == PL_API_OPEN_SESSION)

@@ -280,6 +280,26 @@ test('one engine alone that cannot open a session still serves', async (t) => {
   assert.equal(answer.headers['x-perilune-session'], 'router_only');
 });
 
+test('an engine that only fails at opens goes on serving, and is left out of sessions', async (t) => {
+  const { engines, ask, router } = await fleet(t);
+  engines[0].onOpen = (body, res) => { engines[0].json(res, 500, { error: { message: 'no' } }); return true; };
+  for (let i = 0; i < 12; i++) {
+    const answer = await ask({ messages: say('one'), ...control(`s${i}`, 'open') });
+    assert.equal(answer.headers['x-perilune-session'], 'open', answer.text);
+    assert.equal(answer.headers['x-perilune-worker'], 'e1');
+  }
+  assert.ok(engines[0].opens.length <= 6, 'three, and three more if it was probed again meanwhile');
+  // long: an error page, say
+  engines[1].onOpen = (body, res) => { res.end('x'.repeat(100000)); return true; };
+  const answers = await Promise.all(Array.from({ length: 24 }, (_, i) => ask({ messages: say('one'), ...control(`t${i}`, 'open') })));
+  for (const { status, headers, text } of answers) {
+    assert.equal(status, 200, text);
+    assert.equal(headers['x-perilune-session'], 'router_only');
+  }
+  assert.equal(await metric(router, 'perilune_engine_breaker_opened_total'), 0);
+  await router.log('session_open_failed');
+});
+
 test('a session that was closed when its engine left is not missed when it expires', async (t) => {
   const { engines, ask, router } = await fleet(t, { config: { timeouts: { remove_seconds: 0.2 } } });
   const { headers } = await ask({ messages: say('one'), ...control('s', 'open', { timeout: 2 }) });
