@@ -480,9 +480,11 @@ static void say_no_engine(pl_request *rq)
         !atomic_compare_exchange_strong(&r->no_session_engine_ns, &last, now))
         return;
     atomic_fetch_or(&r->no_session_engine, model_bit(rq));
-    pl_log(PL_LOG_WARN, "no_session_engine",
-           "no engine of model %.*s can hold a session now; requests go on with affinity only",
-           PL_FMT(rq->ask.model->id));
+    pl_log(
+        PL_LOG_WARN, "no_session_engine",
+        "no engine of model %.*s can hold a session now: unless degrade says otherwise, requests "
+        "go on with affinity only",
+        PL_FMT(rq->ask.model->id));
 }
 
 static void say_opened(pl_request *rq)

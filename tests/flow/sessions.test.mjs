@@ -335,6 +335,8 @@ test('the admin API lists, shows and closes sessions', async (t) => {
   assert.equal(page.next_cursor, null);
   const one = await get(`${router.admin}/sessions/a%2Fb%20c`);
   assert.equal(one.json.worker, 'e0');
+  assert.equal(one.json.held_tokens, 16); // 10 of the prompt, 6 of the answer
+  assert.equal((await get(`${router.admin}/sessions/plain`)).json.held_tokens, null);
   assert.equal((await get(`${router.admin}/sessions/none`)).status, 404);
   assert.equal((await del(`${router.admin}/sessions/a%2Fb%20c`)).status, 200);
   assert.equal((await del(`${router.admin}/sessions/a%2Fb%20c`)).status, 404);
