@@ -417,6 +417,7 @@ bool pl_session_begin(pl_request *rq)
 {
     pl_rq_session *s = rq->session;
     s->turn.ready = on_begun;
+    s->turn.only_closes = rq->api == PL_API_CLOSE_SESSION;
     s->phase = PHASE_BEGINNING;
     int rc = pl_turn_begin(rq->loop->sessions, &s->turn);
     if (rc == PL_STORE_PENDING) {

@@ -162,6 +162,8 @@ struct pl_turn {
     void (*ready)(pl_turn *t, int rc); /* see begin and open */
 
     uint32_t capacity_of_str_len; /* before pl_turn_open; 0: the options' */
+    bool only_closes; /* a wish of action CLOSE that is no turn itself: it does not wait for those
+                         of the session, only for an open under way */
 
     /* after ready(): */
     bool bound;    /* `binding` is the session's */
@@ -179,8 +181,8 @@ struct pl_turn {
 /* Answers 0 or a negative pl_err at once, or PL_STORE_PENDING and then ready(t, rc). rc: 0 (bound
  * or not; a fallback is 0, too), PL_EBUSY: max_waiting_turns wait already, PL_ETIMEOUT: the turn
  * before did not end in turn_wait_ms, PL_ENOMEM. After an error the turn is over (no pl_turn_end).
- * Wishes of action OPEN, and all turns of engine-backed sessions, take the session's turn; others
- * do not wait.
+ * Wishes of action OPEN and CLOSE, and all turns of engine-backed sessions, take the session's
+ * turn; others do not wait.
  */
 int pl_turn_begin(pl_sessions_loop *l, pl_turn *t);
 
