@@ -162,6 +162,7 @@ struct pl_turn {
     void (*ready)(pl_turn *t, int rc); /* see begin and open */
 
     uint32_t capacity_of_str_len; /* before pl_turn_open; 0: the options' */
+    bool instead;     /* before pl_turn_sent: what an engine holds elsewhere is given up for this */
     bool only_closes; /* a wish of action CLOSE that is no turn itself: it does not wait for those
                          of the session, only for an open under way */
 
@@ -218,8 +219,8 @@ void pl_turn_poisoned(pl_turn *t);
 size_t pl_turn_engine_id(const pl_turn *t, char buf[PL_ENGINE_SESSION_MAX]);
 
 /* The engine took the request (its answer's head is 2xx). kind ROUTER_ONLY: binds to w or, when it
- * is bound there already, refreshes; an engine-backed binding is left alone. ttl_ms 0: binds
- * nothing. */
+ * is bound there already, refreshes; an engine-backed binding is left alone, or (t->instead, to
+ * another worker than w) replaced and closed. ttl_ms 0: binds nothing. */
 void pl_turn_sent(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms);
 
 /* Ends it: gives back lease and turn, records history (LOST unless DONE; as it was when the turn
