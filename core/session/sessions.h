@@ -190,8 +190,9 @@ int pl_turn_begin(pl_sessions_loop *l, pl_turn *t);
 /* The bound worker when it is in this model's view, else NULL: gone. */
 pl_worker_state *pl_turn_worker(const pl_turn *t, const pl_model *m);
 
-/* May worker w take one more engine-backed session: is its engine able to (engine->caps), and is it
- * below the caps? 0, PL_EUNAVAILABLE (not able), PL_ELIMIT (full). Cheap, any thread. */
+/* May worker w take one more engine-backed session: is its engine able to (engine->caps; it has not
+ * just failed at several), and is it below the caps? 0, PL_EUNAVAILABLE (not able), PL_ELIMIT
+ * (full). Cheap, any thread. */
 int pl_sessions_can_open(const pl_sessions *s, const pl_worker_state *w);
 
 /* The same for a regular (not streaming) session, which every engine with /open_session does. */

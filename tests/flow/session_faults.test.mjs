@@ -326,7 +326,7 @@ test('an engine that only fails at opens goes on serving, and is left out of ses
     assert.equal(answer.headers['x-perilune-session'], 'open', answer.text);
     assert.equal(answer.headers['x-perilune-worker'], 'e1');
   }
-  assert.ok(engines[0].opens.length <= 6, 'three, and three more if it was probed again meanwhile');
+  assert.ok(engines[0].opens.length < 9, `${engines[0].opens.length}: three, and one more now and then`);
   // long: an error page, say
   engines[1].onOpen = (body, res) => { res.end('x'.repeat(100000)); return true; };
   const answers = await Promise.all(Array.from({ length: 24 }, (_, i) => ask({ messages: say('one'), ...control(`t${i}`, 'open') })));
