@@ -336,6 +336,12 @@ test('an engine that only fails at opens goes on serving, and is left out of ses
   }
   assert.equal(await metric(router, 'perilune_engine_breaker_opened_total'), 0);
   await router.log('session_open_failed');
+  for (const engine of engines) engine.onOpen = null; // left alone for a while, not for ever
+  let n = 0;
+  await until('both are used again', async () => {
+    await ask({ messages: say('one'), ...control(`u${n++}`, 'open') });
+    return engines.every((engine) => engine.sessions.size > 12);
+  }, { timeout: 60000 });
 });
 
 test('a session that was closed when its engine left is not missed when it expires', async (t) => {

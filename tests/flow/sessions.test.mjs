@@ -94,6 +94,21 @@ test('bind and headers: affinity without the engine', async (t) => {
   assert.ok(list.every((s) => s.kind === 'router_only' && s.turns >= 4));
 });
 
+test('the headers that name a session are the configuration\'s to choose', async (t) => {
+  const policy = writeFile(scratch(t), 'p.lua', `
+    return { api = 1, name = "p", route = function(req)
+      local s = req.session
+      return 0, s and (s:id() .. "." .. (s:parent_id() or "none") .. (s.final and ".final" or "")) or "unnamed" end }`);
+  const { ask } = await fleet(t, { n: 1, policy, config: { sessions: { headers: [
+    'X-Correlation-ID', { id: 'x-run', parent: 'x-parent-run', final: 'x-last', child: 'x-step' }] } } });
+  const reason = async (headers) => (await ask({ messages: say('x') }, { headers })).headers['x-perilune-reason'];
+  assert.equal(await reason({ 'x-correlation-id': 'c', 'x-last': '1' }), 'c.none');
+  assert.equal(await reason({ 'x-run': 'r', 'x-parent-run': 'q', 'x-last': 'true' }), 'r.q.final');
+  assert.equal(await reason({ 'x-run': 'r2', 'x-step': 's' }), 's.r2');
+  assert.equal(await reason({ 'x-correlation-id': 'd', 'x-run': 'r3' }), 'd.none'); // in their order
+  assert.equal(await reason({ 'x-session-id': 'z' }), 'unnamed'); // not in the list any more
+});
+
 test('a session ends with its final turn', async (t) => {
   const { router, ask } = await fleet(t);
   const headers = { 'x-dynamo-session-id': 'h', 'x-dynamo-parent-session-id': 'p' };
