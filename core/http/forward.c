@@ -26,8 +26,9 @@ pl_pool *pl_loop_pool(pl_loop *l, const pl_engine *e)
         l->pools->v[at].pool = NULL;
     }
     if (!l->pools->v[at].pool) {
-        l->pools->v[at].pool =
-            pl_pool_new(&l->uv, &l->wheel, pl_str_c(e->host), e->port, &l->router->config.pool);
+        pl_pool_options o = l->router->config.pool;
+        o.api_key = e->api_key;
+        l->pools->v[at].pool = pl_pool_new(&l->uv, &l->wheel, pl_str_c(e->host), e->port, &o);
         l->pools->v[at].engine_id = e->id;
     }
     return l->pools->v[at].pool;
@@ -69,6 +70,11 @@ pl_str pl_forward_hops(pl_arena *a, const pl_head *h)
     return all;
 }
 
+static bool hides_keys(const pl_request *rq)
+{
+    return rq->loop->router->config.api_keys_n || rq->engine->api_key[0];
+}
+
 static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connection)
 {
     if (pl_header_is_hop(name, connection))
@@ -79,11 +85,11 @@ static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connectio
     case 6:
         return !pl_str_ieq(name, PL_STR("expect"));
     case 9: /* the router's own key is not the engine's business */
-        return !(rq->loop->router->config.api_keys_n && pl_str_ieq(name, PL_STR("x-api-key")));
+        return !(hides_keys(rq) && pl_str_ieq(name, PL_STR("x-api-key")));
     case 12:
         return !pl_str_ieq(name, PL_STR("x-request-id"));
     case 13:
-        return !(rq->loop->router->config.api_keys_n && pl_str_ieq(name, PL_STR("authorization")));
+        return !(hides_keys(rq) && pl_str_ieq(name, PL_STR("authorization")));
     case 17:
         return !pl_str_ieq(name, PL_STR("x-perilune-worker"));
     case 20:
@@ -125,7 +131,8 @@ static pl_str compose_head(pl_request *rq, size_t content_length)
     const pl_head *h = &rq->x->head;
     pl_str connection = pl_forward_hops(&rq->x->arena, h);
     pl_str authority = pl_str_c(rq->engine->url + strlen("http://"));
-    size_t most = 256 + h->path.n + h->query.n + authority.n + rq->id.n;
+    pl_str key = pl_str_c(rq->engine->api_key);
+    size_t most = 320 + h->path.n + h->query.n + authority.n + rq->id.n + key.n;
     for (int i = 0; i < h->headers_n; i++)
         most += h->headers[i].name.n + h->headers[i].value.n + 4;
     char *start = pl_arena_alloc(&rq->x->arena, most), *p = start;
@@ -147,6 +154,10 @@ static pl_str compose_head(pl_request *rq, size_t content_length)
         p = put(p, h->headers[i].name);
         p = put(p, PL_STR(": "));
         p = put(p, h->headers[i].value);
+    }
+    if (key.n) {
+        p = put(p, PL_STR("\r\nauthorization: Bearer "));
+        p = put(p, key);
     }
     if (tells_rank(rq)) {
         p = put(p, PL_STR("\r\nx-data-parallel-rank: "));
