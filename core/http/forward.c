@@ -176,6 +176,11 @@ static bool one_generation(const pl_request *rq)
     return rq->api == PL_API_GENERATE && m[PL_MEMBER_TEXT].type == PL_JSON_STRING;
 }
 
+/* An abort ends every request whose id begins with the one it names: by a short one of its own
+ * making a client could end those of others. So only an id that is as long as the router's is
+ * named. */
+#define RID_BYTES 32
+
 static void set_rid(pl_request *rq, pl_edits *edits)
 {
     const pl_member *given = &rq->scan->members[PL_MEMBER_RID];
@@ -185,17 +190,18 @@ static void set_rid(pl_request *rq, pl_edits *edits)
         return;
     if (given->type == PL_JSON_STRING) {
         rq->rid = pl_intake_kept_string(rq, PL_MEMBER_RID); /* an abort comes after the body */
+        if (rq->rid.n < RID_BYTES)
+            rq->rid = (pl_str){NULL, 0};
         return;
     }
     if (given->type != PL_JSON_ABSENT)
         return;
-    /* 32 random characters: the engine matches ids by prefix */
     pl_str quoted = pl_arena_printf(&rq->x->arena, "\"%016llx%016llx\"",
                                     (unsigned long long)pl_rng_next(&rq->loop->rng),
                                     (unsigned long long)pl_rng_next(&rq->loop->rng));
     if (quoted.p &&
         pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_RID, quoted) == 0)
-        rq->rid = (pl_str){quoted.p + 1, 32};
+        rq->rid = (pl_str){quoted.p + 1, RID_BYTES};
 }
 
 /* SGLang's native API takes the rank from the body only. */
