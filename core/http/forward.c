@@ -364,8 +364,11 @@ static void on_call_fail(pl_call *c, int err)
         /* the engine had closed the pooled connection: not its fault, and most likely nobody has
          * seen the request (a session that may have got a turn twice would be worse than none) */
         pl_count(&rq->loop->metrics.resends, 1);
-        if (pl_forward(rq, true) == 0)
+        int rc = pl_forward(rq, true);
+        if (rc == 0)
             return;
+        pl_proxy_failed(rq, rc, 0, NULL);
+        return;
     }
     pl_proxy_failed(rq, err, 0, c->detail);
 }

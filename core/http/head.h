@@ -101,7 +101,7 @@ typedef struct pl_reader {
     void (*on_body)(void *ctx, const char *p, size_t n); /* a slice of the fed bytes */
     void *ctx;
     int status; /* when failed: 400, 413, 414, 417, 431, 500 (out of memory), 501, 505 for requests;
-                   502 for responses */
+                   502, or 500 again, for responses */
     const char *error; /* when failed: static text for people */
 } pl_reader;
 

@@ -489,26 +489,36 @@ void pl_proxy_retry(pl_request *rq)
     pl_proxy_decide(rq);
 }
 
-/* The router itself has no connection to give: no engine is to blame, nor would another one help.
- */
-static void no_connection(pl_request *rq, const char *detail)
+/* The router itself lacks memory, or a connection to give: no engine is to blame, nor would another
+ * one help. */
+static void own_failure(pl_request *rq, int err, const char *detail)
 {
-    static unsigned long seen[2];
-    if (pl_log_allow(seen, 10))
-        pl_log(PL_LOG_ERROR, "no_connection", "%s (request %.*s); is ulimit -n too low?", detail,
-               PL_FMT(rq->id));
+    bool memory = err == PL_ENOMEM;
+    static unsigned long seen[2][2];
+    if (pl_log_allow(seen[memory], 10))
+        pl_log(PL_LOG_ERROR, memory ? "out_of_memory" : "no_connection", "%s (request %.*s)%s",
+               detail, PL_FMT(rq->id), memory ? "" : "; is ulimit -n too low?");
+    if (rq->state == PL_RQ_STREAMING)
+        pl_forward_abort(rq);
     pl_proxy_end_try(rq, -1);
+    if (rq->state == PL_RQ_STREAMING) {
+        pl_relay_broken(rq, PL_END_CUT, "the router is out of memory");
+        return;
+    }
     if (rq->session)
-        pl_session_try_failed(rq, PL_EUNAVAILABLE);
-    pl_relay_error(rq, 503, "router_overloaded", 1, "the router cannot open a connection: %s",
-                   detail);
+        pl_session_try_failed(rq, err);
+    if (memory)
+        pl_relay_error(rq, 503, "out_of_memory", 1, "the router is out of memory");
+    else
+        pl_relay_error(rq, 503, "router_overloaded", 1, "the router cannot open a connection: %s",
+                       detail);
 }
 
 void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
 {
     pl_loop *l = rq->loop;
-    if (err == PL_EUNAVAILABLE) {
-        no_connection(rq, detail ? detail : pl_strerror(err));
+    if (err == PL_EUNAVAILABLE || err == PL_ENOMEM) {
+        own_failure(rq, err, detail ? detail : pl_strerror(err));
         return;
     }
     pl_count(&l->metrics.upstream_failures, 1);

@@ -16,7 +16,7 @@
 bool pl_reader_fail(pl_reader *r, int status, const char *error)
 {
     r->state = PL_READER_ERROR;
-    r->status = r->request ? status : 502;
+    r->status = r->request || status == 500 ? status : 502;
     r->error = error && *error ? error : "the message is malformed";
     return false;
 }

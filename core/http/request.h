@@ -203,7 +203,8 @@ void pl_proxy_decide(pl_request *rq); /* on the fleet as it is now, and goes on 
 void pl_proxy_send(pl_request *rq);   /* the try that was begun: its session is open now */
 void pl_proxy_discard_over(pl_request *rq);
 
-/* The engine failed this try; error is for people, status what it answered (0: nothing). */
+/* The engine failed this try; error is for people, status what it answered (0: nothing). PL_ENOMEM
+ * and PL_EUNAVAILABLE: the router itself has. */
 void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail);
 /* Everything was sent to the client, or nothing more will be. Accounts, runs done, frees. */
 void pl_proxy_over(pl_request *rq, enum pl_end_cause cause);

@@ -379,7 +379,7 @@ static void conn_bytes(pl_upconn *conn, const char *p, size_t n)
         if (r->state == PL_READER_ERROR) {
             flush(conn);
             if (conn->call)
-                pl_upcall_fail(conn->call, PL_EPROTOCOL, r->error);
+                pl_upcall_fail(conn->call, r->status == 500 ? PL_ENOMEM : PL_EPROTOCOL, r->error);
             return;
         }
         if (r->state != PL_READER_HEAD && conn->call && !conn->call->head_seen)
