@@ -252,13 +252,9 @@ static void set_cache_salt(pl_request *rq, pl_edits *edits)
         atomic_load_explicit(&rq->engine->kind, memory_order_relaxed) != PL_KIND_VLLM ||
         rq->scan->members[PL_MEMBER_CACHE_SALT].type != PL_JSON_ABSENT)
         return;
-    pl_buf quoted = {0};
-    pl_str raw = {NULL, 0};
-    if (pl_json_quote(&quoted, rq->cache_salt) == 0)
-        raw = pl_arena_str(&rq->x->arena, pl_buf_str(&quoted));
+    pl_str raw = pl_json_quoted(&rq->x->arena, rq->cache_salt);
     if (raw.p)
         pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_CACHE_SALT, raw);
-    pl_buf_free(&quoted);
 }
 
 /* The hints of the retain hook, or of the client's cache_control, for engines that take them. */

@@ -203,13 +203,9 @@ static int unknown_model(pl_request *rq, pl_str id)
 /* Engines that serve several models need to be told which one was meant. */
 static void name_model(pl_request *rq, pl_str id)
 {
-    pl_buf raw = {0};
-    pl_str quoted = {NULL, 0};
-    if (pl_json_quote(&raw, id) == 0)
-        quoted = pl_arena_str(&rq->x->arena, pl_buf_str(&raw));
-    if (quoted.p)
-        pl_edits_set(&rq->edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_MODEL, quoted);
-    pl_buf_free(&raw);
+    pl_str raw = pl_json_quoted(&rq->x->arena, id);
+    if (raw.p)
+        pl_edits_set(&rq->edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_MODEL, raw);
 }
 
 static int find_model(pl_request *rq)
