@@ -73,6 +73,9 @@ static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connectio
 {
     if (pl_header_is_hop(name, connection))
         return false;
+    pl_pin pin = pl_intake_pin(name);
+    if (pin != PL_PIN_NONE)
+        return pin == PL_PIN_ENGINES && rq->trusted;
     switch (name.n) {
     case 4:
         return !pl_str_ieq(name, PL_STR("host"));
@@ -84,10 +87,6 @@ static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connectio
         return !pl_str_ieq(name, PL_STR("x-request-id"));
     case 13:
         return !(rq->loop->router->config.api_keys_n && pl_str_ieq(name, PL_STR("authorization")));
-    case 17:
-        return !pl_str_ieq(name, PL_STR("x-perilune-worker"));
-    case 20:
-        return rq->trusted || !pl_str_ieq(name, PL_STR("x-data-parallel-rank"));
     default:
         return true;
     }

@@ -104,6 +104,18 @@ int pl_intake_shrink(pl_request *rq, pl_edits *edits, double max_tokens);
 /* The string value of a member for use after the body was given back; {NULL,0} when there is none.
  */
 pl_str pl_intake_kept_string(pl_request *rq, pl_member_id id);
+/* Headers by which a trusted client says where its request is to go: the router's own, Dynamo's,
+ * and the one that engines read themselves. Only the last one goes on, and only from those who may.
+ */
+typedef enum pl_pin {
+    PL_PIN_NONE,
+    PL_PIN_WORKER,   /* x-perilune-worker: a name */
+    PL_PIN_INSTANCE, /* as nvext.backend_instance_id */
+    PL_PIN_RANK,     /* as nvext.dp_rank */
+    PL_PIN_PREFILL,  /* of split prefill and decode: not looked at */
+    PL_PIN_ENGINES   /* x-data-parallel-rank */
+} pl_pin;
+pl_pin pl_intake_pin(pl_str header_name);
 pl_str pl_intake_find_header(void *ctx, pl_str name);
 pl_str pl_intake_find_member(void *ctx, pl_str name);
 
