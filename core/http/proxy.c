@@ -313,6 +313,7 @@ static bool is_wanted(const pl_request *rq, pl_str name, const pl_worker_state *
            (rq->pin_rank < 0 || w->rank == rq->pin_rank);
 }
 
+/* Of several that are meant (all ranks of an instance, a rank of any) the least busy one. */
 static bool pinned(pl_request *rq, pl_decision *d)
 {
     pl_str want =
@@ -320,12 +321,15 @@ static bool pinned(pl_request *rq, pl_decision *d)
     if (!want.p && rq->pin_instance < 0 && rq->pin_rank < 0)
         return false;
     *d = (pl_decision){.kind = PL_NO_WORKER, .shrink_max_tokens = -1, .reason = "pinned"};
+    int32_t least = INT32_MAX;
     for (int i = 0; i < rq->ask.model->workers_n; i++) {
         pl_worker_state *w = rq->ask.model->workers[i];
-        if (is_wanted(rq, want, w) &&
+        int32_t n = atomic_load_explicit(&w->inflight, memory_order_relaxed);
+        if (n < least && is_wanted(rq, want, w) &&
             pl_engine_why(w->engine, &rq->loop->router->config.decider.breaker, pl_now_ns()) == 0) {
             d->kind = PL_DECIDED;
             d->worker = w;
+            least = n;
         }
     }
     return true;
@@ -457,6 +461,7 @@ bool pl_proxy_may_retry(pl_request *rq, int status)
     pl_loop *l = rq->loop;
     const pl_config *c = &l->router->config;
     if (rq->attempts > c->retries || rq->ask.tried_n >= 8 || !pl_proxy_another_worker(rq) ||
+        rq->pin_instance >= 0 || rq->pin_rank >= 0 ||
         (rq->trusted && pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")).p))
         return false;
     bool budget = l->retry_tokens >= 1;

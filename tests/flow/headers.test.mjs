@@ -2,7 +2,7 @@
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
 import { startRouter, run, scratch, writeFile, metric, until, usable, engineOf } from './lib/proc.mjs';
-import { fakeEngine } from './lib/fake.mjs';
+import { fakeEngine, gate } from './lib/fake.mjs';
 import { get, post, chat, Raw, rawPost } from './lib/http.mjs';
 
 const path = '/v1/chat/completions';
@@ -170,6 +170,29 @@ test("so may Dynamo's clients, by numbers", async (t) => {
   assert.equal(await served({ 'x-dynamo-dp-rank': 3 }), 'no_worker');
   assert.equal(await served({ 'x-dynamo-dp-rank': 'one' }), 'invalid_value');
   assert.equal(await served({ 'x-dynamo-dp-rank': 1, 'x-dp-rank': 2 }), 'invalid_value');
+});
+
+test('a pinned request is tried once; by its rank alone it goes to the least busy', async (t) => {
+  const a = await fakeEngine(t);
+  const b = await fakeEngine(t);
+  const router = await startRouter(t, {
+    engines: { a: a.url, b: b.url }, threads: 1, config: { trusted_clients: ['127.0.0.0/8'] },
+  });
+  await usable(router, 2);
+  a.handler = (entry) => entry.socket.destroy();
+  const id = (await engineOf(router, 'a')).workers[0].slot;
+  const failed = await post(router.url + path, chat('m', { nvext: { backend_instance_id: id } }));
+  assert.equal(failed.status, 502);
+  assert.deepEqual([a.requests.length, b.requests.length], [1, 0]);
+
+  const go = gate();
+  for (const engine of [a, b]) {
+    engine.handler = async (entry, res) => { await go.opened; engine.json(res, 200, {}); };
+  }
+  const asked = [1, 2, 3, 4].map(() => post(router.url + path, chat('m', { nvext: { dp_rank: 0 } })));
+  await Promise.all([a.request(2), b.request(1)]);
+  go.open();
+  for (const answer of await Promise.all(asked)) assert.equal(answer.status, 200);
 });
 
 test('API keys: without one 401, with one served, and the engine never sees it', async (t) => {
