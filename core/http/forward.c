@@ -73,7 +73,7 @@ static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connectio
 {
     if (pl_header_is_hop(name, connection))
         return false;
-    pl_pin pin = pl_intake_pin(name);
+    pl_pin pin = pl_pin_of(name);
     if (pin != PL_PIN_NONE)
         return pin == PL_PIN_ENGINES && rq->trusted;
     switch (name.n) {

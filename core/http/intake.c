@@ -233,78 +233,6 @@ static int find_model(pl_request *rq)
     return 0;
 }
 
-/* --- pins --- */
-
-pl_pin pl_intake_pin(pl_str name)
-{
-    static const struct {
-        pl_str name;
-        pl_pin pin;
-    } pins[] = {
-        {PL_STR_INIT("x-perilune-worker"), PL_PIN_WORKER},
-        {PL_STR_INIT("x-dynamo-worker-instance-id"), PL_PIN_INSTANCE},
-        {PL_STR_INIT("x-worker-instance-id"), PL_PIN_INSTANCE},
-        {PL_STR_INIT("x-dynamo-dp-rank"), PL_PIN_RANK},
-        {PL_STR_INIT("x-dp-rank"), PL_PIN_RANK},
-        {PL_STR_INIT("x-dynamo-prefill-instance-id"), PL_PIN_PREFILL},
-        {PL_STR_INIT("x-prefill-instance-id"), PL_PIN_PREFILL},
-        {PL_STR_INIT("x-dynamo-prefill-dp-rank"), PL_PIN_PREFILL},
-        {PL_STR_INIT("x-prefill-dp-rank"), PL_PIN_PREFILL},
-        {PL_STR_INIT("x-data-parallel-rank"), PL_PIN_ENGINES},
-    };
-    for (size_t i = 0; i < sizeof pins / sizeof *pins; i++)
-        if (pins[i].name.n == name.n && pl_str_ieq(pins[i].name, name))
-            return pins[i].pin;
-    return PL_PIN_NONE;
-}
-
-/* From clients that may not pin: taken out of the body (headers: forward.c leaves them out). */
-static void remove_pins(pl_request *rq)
-{
-    if (rq->trusted)
-        return;
-    static const pl_member_id pins[] = {
-        PL_MEMBER_ROUTED_DP_RANK,    PL_MEMBER_DATA_PARALLEL_RANK, PL_MEMBER_DISAGG_PREFILL_DP_RANK,
-        PL_MEMBER_BOOTSTRAP_HOST,    PL_MEMBER_BOOTSTRAP_PORT,     PL_MEMBER_BOOTSTRAP_ROOM,
-        PL_MEMBER_KV_TRANSFER_PARAMS};
-    const pl_head *h = &rq->x->head;
-    int removed = 0;
-    for (size_t i = 0; i < sizeof pins / sizeof *pins; i++)
-        if (rq->scan->members[pins[i]].type != PL_JSON_ABSENT)
-            removed += pl_edits_remove(&rq->edits, rq->x->body, rq->scan, pins[i]) == 0;
-    for (int i = 0; i < h->headers_n; i++)
-        removed += pl_intake_pin(h->headers[i].name) != PL_PIN_NONE;
-    if (removed)
-        pl_count(&rq->loop->metrics.pins_removed, (uint64_t)removed);
-}
-
-/* Instance and rank from the headers of those who may; stronger than nvext's. */
-static int read_pins(pl_request *rq)
-{
-    const pl_head *h = &rq->x->head;
-    double found[] = {-1, -1};
-    for (int i = 0; rq->trusted && i < h->headers_n; i++) {
-        pl_str name = h->headers[i].name, value = h->headers[i].value;
-        pl_pin pin = pl_intake_pin(name);
-        double *to = &found[pin == PL_PIN_RANK];
-        uint64_t v;
-        if ((pin != PL_PIN_INSTANCE && pin != PL_PIN_RANK) || value.n == 0)
-            continue;
-        if (pl_str_u64(value, UINT32_MAX, &v) != 0 || (*to >= 0 && *to != (double)v)) {
-            pl_relay_error(rq, 400, "invalid_value", -1,
-                           "header %.*s must be one whole number from 0 to %u", PL_FMT(name),
-                           UINT32_MAX);
-            return PL_EINVALID;
-        }
-        *to = (double)v;
-    }
-    if (found[0] >= 0)
-        rq->pin_instance = found[0];
-    if (found[1] >= 0)
-        rq->pin_rank = found[1];
-    return 0;
-}
-
 /* --- usage --- */
 
 /* Usage is what done is told. Chat and completion streams carry it only on demand: the router
@@ -404,10 +332,10 @@ int pl_intake_body(pl_request *rq)
         .ctx = rq,
         .seed = pl_rng_next(&l->rng),
     };
-    remove_pins(rq);
+    pl_pins_remove(rq);
     int read = pl_session_read(rq);
     if (read == 0)
-        read = read_pins(rq);
+        read = pl_pins_read(rq);
     if (read != 0)
         return read;
     pl_prompt_of(rq);

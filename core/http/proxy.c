@@ -304,43 +304,12 @@ static bool begin_try(pl_request *rq, pl_worker_state *w)
     return true;
 }
 
-/* By name; or by nvext's numbers: an instance is an engine, named by its first worker's slot. */
-static bool is_wanted(const pl_request *rq, pl_str name, const pl_worker_state *w)
-{
-    if (name.p)
-        return pl_str_eq(pl_str_c(w->name), name);
-    return (rq->pin_instance < 0 || w->engine->workers[0].slot == rq->pin_instance) &&
-           (rq->pin_rank < 0 || w->rank == rq->pin_rank);
-}
-
-/* Of several that are meant (all ranks of an instance, a rank of any) the least busy one. */
-static bool pinned(pl_request *rq, pl_decision *d)
-{
-    pl_str want =
-        rq->trusted ? pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")) : (pl_str){NULL, 0};
-    if (!want.p && rq->pin_instance < 0 && rq->pin_rank < 0)
-        return false;
-    *d = (pl_decision){.kind = PL_NO_WORKER, .shrink_max_tokens = -1, .reason = "pinned"};
-    int32_t least = INT32_MAX;
-    for (int i = 0; i < rq->ask.model->workers_n; i++) {
-        pl_worker_state *w = rq->ask.model->workers[i];
-        int32_t n = atomic_load_explicit(&w->inflight, memory_order_relaxed);
-        if (n < least && is_wanted(rq, want, w) &&
-            pl_engine_why(w->engine, &rq->loop->router->config.decider.breaker, pl_now_ns()) == 0) {
-            d->kind = PL_DECIDED;
-            d->worker = w;
-            least = n;
-        }
-    }
-    return true;
-}
-
 /* One round: 1 done with (sent, waiting or answered), 0 decide again. */
 static int decide_once(pl_request *rq)
 {
     pl_loop *l = rq->loop;
     pl_decision *d = &rq->decision;
-    if (!pinned(rq, d)) {
+    if (!pl_pinned(rq, d)) {
         uint64_t from = pl_now_ns();
         l->vm_used = true;
         pl_decide(l->decider, &rq->ask, d);
@@ -370,6 +339,8 @@ static int decide_once(pl_request *rq)
     case PL_DECIDED:
         break;
     }
+    if (rq->trusted)
+        pl_pins_told_rank(rq, d);
     if (rq->query_only) {
         pl_relay_choice(rq);
         return 1;
@@ -461,8 +432,7 @@ bool pl_proxy_may_retry(pl_request *rq, int status)
     pl_loop *l = rq->loop;
     const pl_config *c = &l->router->config;
     if (rq->attempts > c->retries || rq->ask.tried_n >= 8 || !pl_proxy_another_worker(rq) ||
-        rq->pin_instance >= 0 || rq->pin_rank >= 0 ||
-        (rq->trusted && pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")).p))
+        pl_pins_any(rq))
         return false;
     bool budget = l->retry_tokens >= 1;
     const struct pl_fault fault = {

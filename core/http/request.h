@@ -104,6 +104,11 @@ int pl_intake_shrink(pl_request *rq, pl_edits *edits, double max_tokens);
 /* The string value of a member for use after the body was given back; {NULL,0} when there is none.
  */
 pl_str pl_intake_kept_string(pl_request *rq, pl_member_id id);
+pl_str pl_intake_find_header(void *ctx, pl_str name);
+pl_str pl_intake_find_member(void *ctx, pl_str name);
+
+/* --- pins.c: where a request says it is to go --- */
+
 /* Headers by which a trusted client says where its request is to go: the router's own, Dynamo's,
  * and the one that engines read themselves. Only the last one goes on, and only from those who may.
  */
@@ -115,9 +120,17 @@ typedef enum pl_pin {
     PL_PIN_PREFILL,  /* of split prefill and decode: not looked at */
     PL_PIN_ENGINES   /* x-data-parallel-rank */
 } pl_pin;
-pl_pin pl_intake_pin(pl_str header_name);
-pl_str pl_intake_find_header(void *ctx, pl_str name);
-pl_str pl_intake_find_member(void *ctx, pl_str name);
+pl_pin pl_pin_of(pl_str header_name);
+/* What those who may not pin have put into the body (headers: forward.c leaves them out). */
+void pl_pins_remove(pl_request *rq);
+/* The numbers in the headers of those who may; after nvext's. 0, or it was answered. */
+int pl_pins_read(pl_request *rq);
+/* Is there a pin that names workers? Then no other one is tried. */
+bool pl_pins_any(const pl_request *rq);
+/* True: it is pinned, and *d is the choice (PL_NO_WORKER when it cannot be had). */
+bool pl_pinned(pl_request *rq, pl_decision *d);
+/* Moves a choice to the rank that a client that may has told the engine itself. */
+void pl_pins_told_rank(const pl_request *rq, pl_decision *d);
 
 /* --- pages.c: what the router answers by itself on the public port --- */
 /* GET /health, /readyz, /metrics, /v1/models[/ID]. False: not one of them. */
