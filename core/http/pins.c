@@ -46,6 +46,20 @@ void pl_pins_remove(pl_request *rq)
         pl_count(&rq->loop->metrics.pins_removed, (uint64_t)removed);
 }
 
+void pl_pins_blank_nvext(pl_request *rq)
+{
+    static const pl_str names[] = {
+        PL_STR_INIT("backend_instance_id"), PL_STR_INIT("dp_rank"),
+        PL_STR_INIT("prefill_worker_id"),   PL_STR_INIT("decode_worker_id"),
+        PL_STR_INIT("prefill_dp_rank"),
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        pl_member m = pl_object_find(rq->scan->members[PL_MEMBER_NVEXT].raw, names[i]);
+        if (m.type != PL_JSON_ABSENT)
+            pl_edits_add(&rq->edits, (size_t)(m.raw.p - rq->x->body.p), m.raw.n, PL_STR("null"));
+    }
+}
+
 /* Instance and rank from the headers of those who may; stronger than nvext's. */
 int pl_pins_read(pl_request *rq)
 {

@@ -123,6 +123,8 @@ typedef enum pl_pin {
 pl_pin pl_pin_of(pl_str header_name);
 /* What those who may not pin have put into the body (headers: forward.c leaves them out). */
 void pl_pins_remove(pl_request *rq);
+/* nvext is to go on to the engine, without the pins that are in it. */
+void pl_pins_blank_nvext(pl_request *rq);
 /* The numbers in the headers of those who may; after nvext's. 0, or it was answered. */
 int pl_pins_read(pl_request *rq);
 /* Is there a pin that names workers? Then no other one is tried. */

@@ -130,6 +130,21 @@ test('clients may not pin a worker or a rank, in headers or body', async (t) => 
   assert.equal(await metric(router, 'perilune_pins_removed_total'), 17);
 });
 
+test('nvext that goes on to the engine has no pins of those who may not', async (t) => {
+  for (const trusted_clients of [[], ['127.0.0.0/8']]) {
+    const { engine, router } = await one(t, { config: { sessions: { forward_nvext: true }, trusted_clients } });
+    await usable(router, 1);
+    const { slot } = (await engineOf(router, 'a')).workers[0];
+    const pins = {
+      backend_instance_id: slot, dp_rank: 0, prefill_worker_id: 1, decode_worker_id: slot, prefill_dp_rank: 2,
+    };
+    const nvext = { greed_sampling: true, ...pins, agent_hints: { osl: 3 } };
+    assert.equal((await post(router.url + path, chat('m', { nvext }))).status, 200);
+    const none = Object.fromEntries(Object.keys(pins).map((name) => [name, null]));
+    assert.deepEqual(engine.requests[0].json.nvext, trusted_clients.length ? nvext : { ...nvext, ...none });
+  }
+});
+
 test('trusted clients may', async (t) => {
   const a = await fakeEngine(t);
   const b = await fakeEngine(t);
