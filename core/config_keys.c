@@ -418,7 +418,7 @@ const pl_key pl_config_keys[] = {
     {"timeouts.keep_alive_seconds", PL_KEY_MS, C(server.keep_alive_timeout_ms), 0.01, DAY,
      "seconds", .help = "a client's connection between two requests"},
     {"timeouts.write_seconds", PL_KEY_MS, C(server.write_timeout_ms), 0.01, DAY, "seconds",
-     .help = "a client that takes nothing while there is something for it"},
+     .help = "a client that takes nothing, or less than 1 KiB/s, while there is something for it"},
     {"timeouts.connect_seconds", PL_KEY_MS, C(pool.connect_timeout_ms), 0.01, 600, "seconds",
      .help = "to an engine, name resolution included"},
     {"timeouts.first_byte_seconds", PL_KEY_MS, C(pool.first_byte_timeout_ms), 0.01, DAY, "seconds",

@@ -79,6 +79,9 @@ static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connectio
 {
     if (pl_header_is_hop(name, connection))
         return false;
+    pl_pin pin = pl_pin_of(name);
+    if (pin != PL_PIN_NONE)
+        return pin == PL_PIN_ENGINES && rq->trusted;
     switch (name.n) {
     case 4:
         return !pl_str_ieq(name, PL_STR("host"));
@@ -90,10 +93,6 @@ static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connectio
         return !pl_str_ieq(name, PL_STR("x-request-id"));
     case 13:
         return !(hides_keys(rq) && pl_str_ieq(name, PL_STR("authorization")));
-    case 17:
-        return !pl_str_ieq(name, PL_STR("x-perilune-worker"));
-    case 20:
-        return rq->trusted || !pl_str_ieq(name, PL_STR("x-data-parallel-rank"));
     default:
         return true;
     }
@@ -187,6 +186,11 @@ static bool one_generation(const pl_request *rq)
     return rq->api == PL_API_GENERATE && m[PL_MEMBER_TEXT].type == PL_JSON_STRING;
 }
 
+/* An abort ends every request whose id begins with the one it names: by a short one of its own
+ * making a client could end those of others. So only an id that is as long as the router's is
+ * named. */
+#define RID_BYTES 32
+
 static void set_rid(pl_request *rq, pl_edits *edits)
 {
     const pl_member *given = &rq->scan->members[PL_MEMBER_RID];
@@ -196,17 +200,18 @@ static void set_rid(pl_request *rq, pl_edits *edits)
         return;
     if (given->type == PL_JSON_STRING) {
         rq->rid = pl_intake_kept_string(rq, PL_MEMBER_RID); /* an abort comes after the body */
+        if (rq->rid.n < RID_BYTES)
+            rq->rid = (pl_str){NULL, 0};
         return;
     }
     if (given->type != PL_JSON_ABSENT)
         return;
-    /* 32 random characters: the engine matches ids by prefix */
     pl_str quoted = pl_arena_printf(&rq->x->arena, "\"%016llx%016llx\"",
                                     (unsigned long long)pl_rng_next(&rq->loop->rng),
                                     (unsigned long long)pl_rng_next(&rq->loop->rng));
     if (quoted.p &&
         pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_RID, quoted) == 0)
-        rq->rid = (pl_str){quoted.p + 1, 32};
+        rq->rid = (pl_str){quoted.p + 1, RID_BYTES};
 }
 
 /* SGLang's native API takes the rank from the body only. */
@@ -257,13 +262,9 @@ static void set_cache_salt(pl_request *rq, pl_edits *edits)
         atomic_load_explicit(&rq->engine->kind, memory_order_relaxed) != PL_KIND_VLLM ||
         rq->scan->members[PL_MEMBER_CACHE_SALT].type != PL_JSON_ABSENT)
         return;
-    pl_buf quoted = {0};
-    pl_str raw = {NULL, 0};
-    if (pl_json_quote(&quoted, rq->cache_salt) == 0)
-        raw = pl_arena_str(&rq->x->arena, pl_buf_str(&quoted));
+    pl_str raw = pl_json_quoted(&rq->x->arena, rq->cache_salt);
     if (raw.p)
         pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_CACHE_SALT, raw);
-    pl_buf_free(&quoted);
 }
 
 /* The hints of the retain hook, or of the client's cache_control, for engines that take them. */
@@ -369,8 +370,11 @@ static void on_call_fail(pl_call *c, int err)
         /* the engine had closed the pooled connection: not its fault, and most likely nobody has
          * seen the request (a session that may have got a turn twice would be worse than none) */
         pl_count(&rq->loop->metrics.resends, 1);
-        if (pl_forward(rq, true) == 0)
+        int rc = pl_forward(rq, true);
+        if (rc == 0)
             return;
+        pl_proxy_failed(rq, rc, 0, NULL);
+        return;
     }
     pl_proxy_failed(rq, err, 0, c->detail);
 }

@@ -263,8 +263,9 @@ void pl_upcall_connect(pl_upcall *c)
         connect_some(c, UV_ECONNREFUSED);
         return;
     }
-    if (pl_resolver_ask(&p->resolver, p->wheel->now_ms) < 0) {
-        pl_upcall_fail_soon(c, PL_ERESOLVE, "name resolution cannot be started");
+    int rc = pl_resolver_ask(&p->resolver, p->wheel->now_ms);
+    if (rc < 0) {
+        pl_upcall_fail_soon(c, rc, "name resolution cannot be started");
         return;
     }
     pl_upcall_list_add(&p->resolving, c);

@@ -249,7 +249,7 @@ void pl_relay_head(pl_request *rq, const pl_head *head)
     pl_str connection = pl_forward_hops(&x->arena, head);
     pl_header *h = pl_arena_alloc(&x->arena, ((size_t)head->headers_n + OWN_HEADERS) * sizeof *h);
     if (!h) {
-        pl_proxy_over(rq, PL_END_ENGINE_FAILED);
+        pl_proxy_over(rq, PL_END_CUT);
         pl_exchange_abort(x);
         return;
     }
