@@ -9,8 +9,8 @@
  *     replaying  it is asked for; what comes live is held
  *     reset      what was missing could not be had: the rank was cleared and is built up again;
  * live with the next batch in order stale      the engine is used but says nothing, or cannot be
- * reached: entries are kept untrusted  it sends garbage or floods: cleared and cut off for a quiet
- * time
+ * reached: entries are kept untrusted  it sends garbage, floods or restarts without end: cleared
+ * and cut off for a quiet time
  *
  * A number that goes back, or comes again with other contents, is an engine that restarted: so the
  * contents of the last PL_TRUST_PRINTS batches are remembered by a fingerprint. A replay begins at
@@ -61,7 +61,8 @@ typedef struct pl_trust_options {
     uint64_t ask_total_ns;    /* all of an answer within */
     unsigned ask_attempts;    /* in a row without a new batch */
     uint64_t ask_cooldown_ns; /* after that many */
-    unsigned bad_max;         /* malformed messages within bad_window_ns: untrusted above it */
+    unsigned
+        bad_max; /* malformed messages, or restarts, within bad_window_ns: untrusted above it */
     uint64_t bad_window_ns;
     uint64_t bytes_per_second_max; /* above it: a flood; 0: no limit */
     uint64_t batches_per_second_max;
@@ -97,15 +98,18 @@ typedef struct pl_trust {
     pl_trust_ask ask;
     bool asked;        /* sent, not only wanted */
     bool check;        /* nothing is known to be missing */
+    bool brought;      /* the answer had a batch that was not known */
     bool verify;       /* the first answer must be the batch ask_from, as it is known */
     uint64_t ask_from; /* a sequence number */
     uint64_t ask_idle_at, ask_total_at, ask_not_before;
     unsigned attempts; /* without a new batch */
     /* abuse */
-    uint64_t bad_window_at, rate_window_at, rate_bytes, rate_batches, quiet_for_ns, quiet_until,
-        trusted_at;
-    unsigned bad_in_window;
-    uint64_t unreachable_at; /* the connection is lost since then; 0: it is not */
+    uint64_t bad_window_at, restart_window_at, rate_window_at, rate_bytes, rate_batches,
+        quiet_for_ns, quiet_until, trusted_at;
+    unsigned bad_in_window, restarts_in_window;
+    uint64_t
+        unreachable_at; /* the connection is lost since then; 0: it is not, as far as is heard */
+    bool lost;          /* it was lost, and is not known to be there again */
     /* counters */
     uint64_t gaps, missed, duplicates, restarts, resets, replays, replays_failed, bad, floods,
         snapshots;
