@@ -444,7 +444,7 @@ void pl_trust_lost(pl_trust *t, uint64_t now_ns)
 
 unsigned pl_trust_connected(pl_trust *t, uint64_t now_ns)
 {
-    bool again = t->lost; /* whatever came meanwhile may have been on its way before */
+    bool again = t->lost;
     t->lost = false;
     t->unreachable_at = 0;
     if (!t->o.replay || t->state == PL_TRUST_UNTRUSTED || t->ask != PL_ASK_NOTHING ||
