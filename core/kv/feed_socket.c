@@ -354,6 +354,9 @@ static void slice(pl_feed *f, pl_feed_socket *k)
 {
     pl_feed_frames fr;
     bool any = false;
+    /* that a connection was lost must be known before what came over the next one is believed */
+    if (k->kind == PL_FEED_SUB)
+        slice(f, k->link->monitor);
     /* what a message leads to may close the socket */
     for (int i = 0; i < PL_FEED_SLICE_MESSAGES && k->z; i++) {
         if (!receive(k->z, &fr)) {

@@ -79,7 +79,7 @@ static bool may_replay(const pl_trust *t, uint64_t now_ns)
 static unsigned want_replay(pl_trust *t, uint64_t now_ns, bool check)
 {
     t->ask = PL_ASK_REPLAY;
-    t->asked = false;
+    t->asked = t->unsure = false;
     t->check = check;
     t->verify = t->known && t->next > 0;
     t->ask_from = t->verify ? t->next - 1 : 0;
@@ -282,6 +282,8 @@ unsigned pl_trust_held(pl_trust *t, uint64_t now_ns, uint64_t seq, uint64_t prin
             return want_replay(t, now_ns, false) | PL_DO_HOLD;
         return begin_at(t, now_ns, seq, print);
     }
+    if (t->unsure && may_replay(t, now_ns))
+        return want_replay(t, now_ns, true) | PL_DO_HOLD;
     if (seq < t->next)
         return 0;
     if (seq > t->next)
@@ -437,7 +439,7 @@ unsigned pl_trust_ask_failed(pl_trust *t, uint64_t now_ns)
 
 void pl_trust_lost(pl_trust *t, uint64_t now_ns)
 {
-    t->lost = true;
+    t->lost = t->unsure = true;
     if (!t->unreachable_at)
         t->unreachable_at = now_ns;
 }
@@ -462,7 +464,7 @@ unsigned pl_trust_tick(pl_trust *t, uint64_t now_ns, uint64_t used_since_ns)
             return 0;
         t->trusted_at = now_ns;
         t->unreachable_at = 0;
-        t->lost = false;
+        t->lost = t->unsure = false;
         t->ask_not_before = 0;
         t->attempts = 0;
         enter(t, PL_TRUST_NEW, now_ns);
@@ -472,6 +474,8 @@ unsigned pl_trust_tick(pl_trust *t, uint64_t now_ns, uint64_t used_since_ns)
         return t->asked && (now_ns >= t->ask_idle_at || now_ns >= t->ask_total_at)
                    ? pl_trust_ask_failed(t, now_ns)
                    : 0;
+    if (t->unsure && !t->lost && t->known && may_replay(t, now_ns))
+        return want_replay(t, now_ns, true);
     if (!t->o.stale_ns || (t->state != PL_TRUST_LIVE && t->state != PL_TRUST_RESET))
         return 0;
     if (t->unreachable_at && now_ns - t->unreachable_at >= t->o.stale_ns) {
