@@ -47,17 +47,22 @@ static void tell(pl_feed_stream *s)
         s->told = now;
         s->told_events = events;
     }
-    const pl_apply_counts *c = &o->target.ranks[s->rank].counts;
-    if (!s->told_nothing_indexed && c->stored == 0 && c->stores >= 8) {
+    const pl_apply_rank *r = &o->target.ranks[s->rank];
+    const pl_apply_counts *c = &r->counts;
+    if (r->landed)
+        s->told_nothing_indexed = false;
+    if (!s->told_nothing_indexed && !r->landed && r->tried >= 8 && pl_log_allow(s->log_state, 2)) {
         s->told_nothing_indexed = true;
         pl_log(PL_LOG_WARN, "kv_nothing_indexed",
-               "KV events of %s/%d: %llu stores came and not one block was indexed (block size "
-               "%llu, counts %llu, sparse groups %llu, unknown parents %llu, without tokens %llu, "
-               "malformed %llu, other reasons %llu)",
-               o->engine, s->rank, (unsigned long long)c->stores,
+               "KV events of %s/%d: %llu came and not one block was indexed (so far by reason: "
+               "block size %llu, counts %llu, sparse groups %llu, unknown parents %llu, without "
+               "tokens %llu, malformed %llu, unknown types %llu, unknown ranks %llu, other reasons "
+               "%llu)",
+               o->engine, s->rank, (unsigned long long)r->tried,
                (unsigned long long)c->bad_block_size, (unsigned long long)c->bad_counts,
                (unsigned long long)c->sparse, (unsigned long long)c->unknown_parents,
                (unsigned long long)c->unresolved, (unsigned long long)c->bad_events,
+               (unsigned long long)c->unknown_types, (unsigned long long)c->unknown_ranks,
                (unsigned long long)(c->unknown_media + c->unnamed_lora + c->refused + c->bad_names +
                                     c->partial));
     }
@@ -538,17 +543,17 @@ static void fill(const pl_feed_stream *s, int rank, pl_feed_stats *st)
 {
     const pl_feed_origin *o = s->origin;
     const pl_trust *t = &s->trust;
-    const pl_apply_counts *c = &o->target.ranks[rank].counts;
+    const pl_apply_rank *r = &o->target.ranks[rank];
     *st = (pl_feed_stats){
         .rank = rank,
         .generation = o->generation,
         .state = t->state,
         .connected = s->link && s->link->connected,
         .complete = t->complete,
-        .nothing_indexed = c->stores > 0 && c->stored == 0,
+        .nothing_indexed = r->tried > 0 && r->landed == 0,
         .has_seq = t->known && t->next > 0,
         .last_seq = t->known && t->next > 0 ? t->next - 1 : 0,
-        .block_tokens = o->target.block_tokens,
+        .block_tokens = pl_apply_block_tokens(&o->target),
         .lag_seconds = s->lag,
         .held_batches = s->held_n,
         .held_bytes = s->held_bytes,
@@ -566,7 +571,7 @@ static void fill(const pl_feed_stream *s, int rank, pl_feed_stats *st)
         .bad = t->bad,
         .floods = t->floods,
         .disconnects = s->disconnects,
-        .counts = *c,
+        .counts = r->counts,
     };
     memcpy(st->engine, o->engine, sizeof st->engine);
     memcpy(st->error, s->error, sizeof st->error);

@@ -223,6 +223,16 @@ static void stores_that_lead_nowhere_show(void **state)
     WAIT(NULL, stats(slot).counts.stores == 10);
     assert_true(stats(slot).nothing_indexed);
     assert_int_equal(stats(slot).counts.partial, 10);
+    /* and over; and again, behind a restart after which it says what nobody understands */
+    pack(&e.batch[e.next], "[f,[['BlockStored',[50],n,#,16]],0]", 1.0, 16, 1);
+    engine_send(&e, e.next++);
+    WAIT(NULL, stats(slot).counts.stored == 1);
+    assert_false(stats(slot).nothing_indexed);
+    engine_forget(&e);
+    pack(&e.batch[0], "[f,[['BlockStoredV9',[50],n,#,16]],0]", 1.0, 16, 1);
+    engine_send(&e, 0);
+    WAIT(NULL, stats(slot).counts.unknown_types == 1);
+    assert_true(stats(slot).nothing_indexed);
     pl_feed_free(feed);
     engine_close(&e);
 }
