@@ -179,7 +179,7 @@ static void apply(pl_feed *f, pl_feed_stream *s, const void *p, size_t n, uint64
     }
     if (done.emptied)
         pl_trust_emptied(&s->trust);
-    if (done.ts > 0) {
+    if (done.ts > 0 && s->trust.ask == PL_ASK_NOTHING) { /* what is replayed is as old as it is */
         double lag = pl_wall_seconds() - done.ts;
         s->lag = lag > 0 ? lag : 0;
     }
