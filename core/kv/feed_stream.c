@@ -83,18 +83,37 @@ static void forget_one(pl_feed *f, pl_feed_stream *s)
     free(h);
 }
 
+/* ZeroMQ reads into pieces of so many bytes; a message in one of them keeps all of it. */
+#define SHARED_BYTES 8192
+
+static bool keep(zmq_msg_t *to, zmq_msg_t *payload)
+{
+    size_t n = zmq_msg_size(payload);
+    if (n >= SHARED_BYTES) {
+        zmq_msg_init(to);
+        return zmq_msg_move(to, payload) == 0;
+    }
+    if (zmq_msg_init_size(to, n))
+        return false;
+    if (n)
+        memcpy(zmq_msg_data(to), zmq_msg_data(payload), n);
+    return true;
+}
+
 /* What finds no room is a gap later, and replayed then. */
 static void hold(pl_feed *f, pl_feed_stream *s, zmq_msg_t *payload, uint64_t seq, uint64_t print)
 {
     size_t n = zmq_msg_size(payload) + sizeof(pl_feed_held);
     pl_feed_held *h = f->held_bytes + n > f->limits.held_bytes ? NULL : malloc(sizeof *h);
-    if (!h) {
+    if (!h || !keep(&h->payload, payload)) {
+        free(h);
         s->held_dropped++;
         return;
     }
-    *h = (pl_feed_held){.seq = seq, .print = print, .bytes = n};
-    zmq_msg_init(&h->payload);
-    zmq_msg_move(&h->payload, payload);
+    h->next = NULL;
+    h->seq = seq;
+    h->print = print;
+    h->bytes = n;
     *s->held_tail = h;
     s->held_tail = &h->next;
     s->held_n++;
@@ -319,9 +338,11 @@ void pl_feed_stream_live(pl_feed *f, pl_feed_stream *s, pl_feed_frames *fr)
     uint64_t seq;
     if (s->shut)
         return;
+    uint64_t bytes = 0;
     s->messages++;
     for (int i = 0; i < fr->n; i++)
-        s->bytes += zmq_msg_size(&fr->part[i]);
+        bytes += zmq_msg_size(&fr->part[i]);
+    s->bytes += bytes;
     if (fr->n != 3 || fr->too_many || !read_seq(frame(fr, 1), &seq) || seq == NO_SEQ) {
         malformed(f, s);
         return;
@@ -330,8 +351,8 @@ void pl_feed_stream_live(pl_feed *f, pl_feed_stream *s, pl_feed_frames *fr)
     uint64_t epoch = epoch_of(frame(fr, 0), &bare);
     uint64_t print = XXH3_64bits(payload.p, payload.n);
     heard(f, s);
-    act(f, s, pl_trust_live(&s->trust, pl_feed_now(f), seq, print, epoch, payload.n), &fr->part[2],
-        seq, print);
+    act(f, s, pl_trust_live(&s->trust, pl_feed_now(f), seq, print, epoch, bytes), &fr->part[2], seq,
+        print);
     tell(s);
 }
 
