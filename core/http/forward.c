@@ -75,13 +75,19 @@ static bool hides_keys(const pl_request *rq)
     return rq->loop->router->config.api_keys_n || rq->engine->api_key[0];
 }
 
+/* A client that may choose the rank itself does, but not for what one rank's session holds. */
+static bool may_name_rank(const pl_request *rq)
+{
+    return rq->trusted && !pl_session_inside(rq);
+}
+
 static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connection)
 {
     if (pl_header_is_hop(name, connection))
         return false;
     pl_pin pin = pl_pin_of(name);
     if (pin != PL_PIN_NONE)
-        return pin == PL_PIN_ENGINES && rq->trusted;
+        return pin == PL_PIN_ENGINES && may_name_rank(rq);
     switch (name.n) {
     case 4:
         return !pl_str_ieq(name, PL_STR("host"));
@@ -121,7 +127,7 @@ static char *put_number(char *to, uint64_t v)
 static bool tells_rank(const pl_request *rq)
 {
     return rq->engine->workers_n > 1 &&
-           !(rq->trusted && pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank")).p);
+           !(may_name_rank(rq) && pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank")).p);
 }
 
 /* The head in the arena; {NULL,0} when out of memory. */
@@ -220,11 +226,12 @@ static void set_rank(pl_request *rq, pl_edits *edits)
     if (rq->api != PL_API_GENERATE || !tells_rank(rq) ||
         atomic_load_explicit(&rq->engine->kind, memory_order_relaxed) != PL_KIND_SGLANG)
         return;
-    pl_scan without = *rq->scan; /* the client's own has been removed, or may stand */
+    pl_scan without = *rq->scan;
     pl_member *given = &without.members[PL_MEMBER_ROUTED_DP_RANK];
-    if (given->type != PL_JSON_ABSENT && rq->trusted)
+    if (given->type != PL_JSON_ABSENT && may_name_rank(rq))
         return;
-    given->type = PL_JSON_ABSENT;
+    if (!rq->trusted)
+        given->type = PL_JSON_ABSENT; /* it has been removed */
     pl_str rank = pl_arena_printf(&rq->x->arena, "%d", rq->worker->rank);
     if (rank.p)
         pl_edits_set(edits, &rq->x->arena, rq->x->body, &without, PL_MEMBER_ROUTED_DP_RANK, rank);
@@ -267,17 +274,23 @@ static void set_cache_salt(pl_request *rq, pl_edits *edits)
         pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_CACHE_SALT, raw);
 }
 
-/* The hints of the retain hook, or of the client's cache_control, for engines that take them. */
+/* The hints of the retain hook, or of the client's cache_control and agent_hints, for engines that
+ * take them. */
 static void set_retention(pl_request *rq, pl_edits *edits)
 {
     pl_loop *l = rq->loop;
-    if (rq->retention_seconds < 0 && !pl_decider_wants_retain(l->decider))
+    if (rq->retention_seconds < 0 && !rq->priority_hint && !pl_decider_wants_retain(l->decider))
         return;
-    pl_retain_choice choice = {.retention_seconds = rq->retention_seconds};
-    l->vm_used = true;
-    pl_decide_retain(l->decider, &rq->ask, rq->worker, &choice);
     uint32_t caps = atomic_load_explicit(&rq->engine->caps, memory_order_relaxed);
     int kind = atomic_load_explicit(&rq->engine->kind, memory_order_relaxed);
+    int64_t hinted = rq->ask.req.priority;
+    if (kind == PL_KIND_VLLM) /* a client's higher is dearer, and vLLM's is not */
+        hinted = -hinted < INT32_MAX ? -hinted : INT32_MAX;
+    pl_retain_choice choice = {.retention_seconds = rq->retention_seconds,
+                               .has_priority = rq->priority_hint,
+                               .priority = (int32_t)hinted};
+    l->vm_used = true;
+    pl_decide_retain(l->decider, &rq->ask, rq->worker, &choice);
     const pl_config *c = &l->router->config;
     int hint = c->retention[kind];
     bool takes = hint != PL_HINT_OFF && (hint != PL_HINT_AUTO || caps & PL_CAP_RETENTION);
@@ -393,11 +406,11 @@ int pl_forward(pl_request *rq, bool fresh)
         pl_intake_shrink(rq, &edits, rq->decision.shrink_max_tokens) == 0 && !fresh)
         pl_count(&l->metrics.shrunk, 1);
     set_rid(rq, &edits);
-    set_rank(rq, &edits);
     set_cache_salt(rq, &edits);
     set_retention(rq, &edits);
     if (rq->session && pl_session_edits(rq, &edits) != 0)
         return PL_ENOMEM;
+    set_rank(rq, &edits);
     pl_str *slices = pl_arena_alloc(a, (PL_EDITS_SLICES + 1) * sizeof *slices);
     if (!pool || !slices)
         return PL_ENOMEM;

@@ -391,6 +391,29 @@ static void it_takes_no_writes_for_a_while(void **state)
     assert_int_equal(ask(f, &c), 0);
 }
 
+/* It answers, and takes nothing. */
+static void it_has_no_memory_for_a_while(void **state)
+{
+    fixture *f = *state;
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    up(f);
+    pl_store_call c = put("s", 1, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(ask(f, &c), 0);
+    server_tell(&f->srv, "CONFIG SET maxmemory 1");
+    c = put("t", 1, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(ask(f, &c), PL_EUNAVAILABLE);
+    down(f);
+    uint64_t until_ns = pl_now_ns() + 2500000000u; /* it is asked again and again */
+    DRIVE_UNTIL(&f->d, pl_now_ns() > until_ns);
+    assert_int_equal(times(logged(f), "\"warn\""), 1);
+    assert_non_null(strstr(logged(f), "OOM command not allowed when used memory > 'maxmemory'. S"));
+    server_tell(&f->srv, "CONFIG SET maxmemory 0");
+    up(f);
+    assert_int_equal(ask(f, &c), 0);
+}
+
 static void the_password_is_wrong(void **state)
 {
     fixture *f = *state;
@@ -657,6 +680,7 @@ int main(void)
         TEST(it_is_asked_before_all_is_written),
         TEST(the_servers_binding_wins),
         TEST(it_takes_no_writes_for_a_while),
+        TEST(it_has_no_memory_for_a_while),
         TEST(the_password_is_wrong),
         TEST(its_name_means_nothing),
         TEST(a_web_server_is_there),
