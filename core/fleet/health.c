@@ -204,6 +204,9 @@ static void apply(probe *p, const pl_detected *found)
     p->detected = true;
     p->warned = false;
     p->detected_ms = p->monitor->wheel->now_ms;
+    /* first: no request shall take one for a model of its own */
+    if (pl_fleet_set_adapters(p->monitor->fleet, e, found->adapters, found->adapters_n) < 0)
+        p->detected = false;
     if (!e->models_given && pl_fleet_set_models(p->monitor->fleet, e, found->ids, found->ids_n) < 0)
         p->detected = false; /* out of memory: again after the next check */
 }
