@@ -17,6 +17,7 @@
 #include "session/redis_impl.h"
 
 #define WRITES_AT_ONCE 64
+#define SAID_AGAIN_NS  60000000000u /* between two lines about refused commands */
 
 static void count(_Atomic uint64_t *n)
 {
@@ -383,11 +384,15 @@ static int read_reply(pl_redis_handle *h, pl_store_call *c, const redisReply *r,
 static void refused(pl_redis_handle *h, const redisReply *r)
 {
     static const char *const hopeless[] = {"READONLY", "LOADING", "MASTERDOWN",
-                                           "NOAUTH",   "NOPERM",  "CLUSTERDOWN"};
-    static unsigned long allow[2];
+                                           "NOAUTH",   "NOPERM",  "CLUSTERDOWN",
+                                           "OOM",      "MISCONF", "NOREPLICAS"};
+    static _Atomic uint64_t said_ns;
     char text[160] = "an answer that is not its script's";
     if (r->type == REDIS_REPLY_ERROR)
         snprintf(text, sizeof text, "%.*s", (int)(r->len < 150 ? r->len : 150), r->str);
+    char *where = strstr(text, " script: "); /* which line of ours it was is nobody's business */
+    if (where)
+        where[where > text && where[-1] == '.' ? -1 : 0] = 0;
     count(&h->r->stats.refused);
     for (size_t i = 0; i < sizeof hopeless / sizeof hopeless[0]; i++) {
         if (strncmp(text, hopeless[i], strlen(hopeless[i])) == 0) {
@@ -395,7 +400,9 @@ static void refused(pl_redis_handle *h, const redisReply *r)
             return;
         }
     }
-    if (pl_log_allow(allow, 1))
+    uint64_t at_ns = pl_now_ns(), last_ns = atomic_load(&said_ns);
+    if ((!last_ns || at_ns - last_ns >= SAID_AGAIN_NS) &&
+        atomic_compare_exchange_strong(&said_ns, &last_ns, at_ns))
         pl_log(PL_LOG_WARN, "store_refused", "the shared store at %s refused a command: %s",
                h->r->where, text);
 }
