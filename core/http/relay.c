@@ -257,7 +257,8 @@ void pl_relay_head(pl_request *rq, const pl_head *head)
     for (int i = 0; i < head->headers_n; i++)
         if (passed_header(head->headers[i].name, connection))
             h[n++] = head->headers[i];
-    uint64_t length = head->chunked || rq->swallow_usage ? UINT64_MAX : head->content_length;
+    /* a stream of announced length would have no room for the event that tells its break */
+    uint64_t length = rq->sse || head->chunked ? UINT64_MAX : head->content_length;
     pl_exchange_start(x, head->status, h, n, length);
     if (!pl_decider_wants_done(l->decider))
         pl_exchange_release_body(x); /* a policy's done may still ask for members of it */

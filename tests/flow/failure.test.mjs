@@ -145,6 +145,20 @@ test('a stream that ends without its terminator is broken, not complete', async 
   assert.match(text, /"error"|aborted/);
 });
 
+test('a broken stream whose length was announced has room for the error event', async (t) => {
+  const engine = await fakeEngine(t);
+  engine.handler = (entry, res) => {
+    const event = `data: ${JSON.stringify(chunk('m', 'one'))}\n\n`;
+    res.writeHead(200, { 'content-type': 'text/event-stream', 'content-length': event.length + 20 });
+    res.write(event, () => res.socket.destroySoon());
+  };
+  const router = await startRouter(t, { engines: { a: engine.url } });
+  const { text } = await post(router.url + path, chat('m', { stream: true }));
+  const told = events(text);
+  assert.equal(JSON.parse(told[0]).choices[0].delta.content, 'one');
+  assert.equal(JSON.parse(told[1]).error.code, 'engine_failed');
+});
+
 test('a whole answer that is cut is never passed off as complete', async (t) => {
   const { a, router } = await two(t);
   a.handler = async (entry, res) => {
