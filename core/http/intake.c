@@ -59,6 +59,13 @@ static void answer_405(pl_loop *l, pl_exchange *x, pl_str allow)
     pl_answer_error(l, x, 405, "method_not_allowed", -1, &h, 1, message);
 }
 
+/* What the router cannot read it cannot route. */
+static bool encoded(const pl_head *h)
+{
+    pl_str coding = pl_head_find(h, PL_STR("content-encoding"));
+    return coding.n && !pl_str_ieq(coding, PL_STR("identity"));
+}
+
 bool pl_intake_head(pl_loop *l, pl_exchange *x)
 {
     const pl_head *h = &x->head;
@@ -96,6 +103,13 @@ bool pl_intake_head(pl_loop *l, pl_exchange *x)
     pl_str tenant;
     if (!authorize(l, x, &tenant))
         goto unauthorized;
+    if (encoded(h)) {
+        const pl_header accept = {PL_STR("accept-encoding"), PL_STR("identity")};
+        pl_answer_error(l, x, 415, "unsupported_encoding", -1, &accept, 1,
+                        "bodies of requests are read as they are: send it without a "
+                        "Content-Encoding");
+        return false;
+    }
     return true;
 
 unauthorized:

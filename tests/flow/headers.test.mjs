@@ -259,6 +259,19 @@ test('bad bodies are refused with the place, and the connection lives on', async
   assert.equal(engine.requests.length, 1);
 });
 
+test('a compressed body is refused before it is sent', async (t) => {
+  const { engine, router } = await one(t);
+  const raw = await Raw.connect(router.url);
+  await raw.send(`POST ${path} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 99\r\n`
+    + 'Expect: 100-continue\r\n\r\n');
+  const text = await raw.until('Content-Encoding"');
+  assert.match(text, /^HTTP\/1\.1 415 [^]*\r\naccept-encoding: identity\r\n[^]*"unsupported_encoding"/);
+  raw.destroy();
+  const plain = await post(router.url + path, chat('m'), { headers: { 'content-encoding': 'identity' } });
+  assert.equal(plain.status, 200);
+  assert.equal(engine.requests.length, 1);
+});
+
 test('limits: 413 for a body, 431 for a head, 503 with Retry-After for connections', async (t) => {
   const { engine, router } = await one(t, {
     config: { limits: { body_bytes: 20000, head_bytes: 8192, connections: 3 } },
