@@ -204,6 +204,7 @@ void pl_relay_head(pl_request *rq, const pl_head *head);
 void pl_relay_body(pl_request *rq, const pl_str *slices, int n);
 void pl_relay_end(pl_request *rq);
 void pl_relay_choice(pl_request *rq);
+bool pl_relay_is_failure(int status); /* the engine's, not the client's */
 /* The answer breaks off after the head had gone out (PL_END_ENGINE_FAILED or PL_END_CUT): ends the
  * client's answer as honestly as its shape allows. */
 void pl_relay_broken(pl_request *rq, enum pl_end_cause cause, const char *message);

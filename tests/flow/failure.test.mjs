@@ -251,6 +251,20 @@ test('a pooled connection that breaks while the engine works is its failure: not
   assert.equal((await engineOf(router, 'a')).counters.failed, 1);
 });
 
+test('an error whose body breaks off is one failure, not two', async (t) => {
+  const engine = await fakeEngine(t);
+  engine.handler = (entry, res) => {
+    res.writeHead(500, { 'content-type': 'application/json', 'content-length': 100 });
+    res.write('{"error":', () => res.socket.resetAndDestroy());
+  };
+  const router = await startRouter(t, { engines: { a: engine.url }, config: { breaker: { failures: 4 } } });
+  for (let i = 1; i <= 3; i++) {
+    await assert.rejects(post(router.url + path, chat('m')));
+    const { counters, breaker } = await engineOf(router, 'a');
+    assert.deepEqual([counters.failed, breaker], [i, 'closed']);
+  }
+});
+
 test('every 5xx is a failure, but for what an engine does not implement', async (t) => {
   const { a, b, router } = await two(t, { config: { breaker: { failures: 2 } } });
   a.handler = (entry, res) => a.json(res, 501, { error: { message: 'no' } });
