@@ -378,7 +378,18 @@ pl_str pl_intake_find_member(void *ctx, pl_str name)
     pl_member m = pl_scan_find(rq->x->body, rq->scan, name);
     if (m.type == PL_JSON_ABSENT)
         return (pl_str){NULL, 0};
-    return m.type == PL_JSON_STRING ? pl_member_string(&rq->x->arena, &m) : m.raw;
+    if (m.type != PL_JSON_STRING)
+        return m.raw;
+    unsigned kept = sizeof rq->unescaped / sizeof rq->unescaped[0];
+    for (unsigned i = 0; i < kept; i++)
+        if (rq->unescaped[i].at == m.raw.p)
+            return rq->unescaped[i].text;
+    pl_str text = pl_member_string(&rq->x->arena, &m);
+    if (m.escaped && text.p) {
+        rq->unescaped[rq->unescaped_n % kept].at = m.raw.p;
+        rq->unescaped[rq->unescaped_n++ % kept].text = text;
+    }
+    return text;
 }
 
 /* --- admit's SHRINK --- */

@@ -52,10 +52,15 @@ struct pl_request {
     double retention_seconds;      /* a wish of the client's, -1: none */
     pl_str cache_salt;             /* nvext's, or the body's own; {NULL,0}: none */
     double pin_instance, pin_rank; /* a trusted client's worker, by slot and rank; -1: none */
-    pl_rq_tokens *tokens;          /* the engine's /tokenize is asked, or has answered: prompt.c */
-    pl_prompt *prompt;             /* its keys, for the workers' caches; NULL: nobody looks */
-    bool query_only;               /* tell the choice, send nothing */
-    struct pl_refusal *refusal;    /* explain.c alone: there is no client, errors are told to it */
+    struct {
+        const char *at; /* in the body */
+        pl_str text;
+    } unescaped[4]; /* members that the policy has asked for; it may ask again and again */
+    unsigned unescaped_n;
+    pl_rq_tokens *tokens;       /* the engine's /tokenize is asked, or has answered: prompt.c */
+    pl_prompt *prompt;          /* its keys, for the workers' caches; NULL: nobody looks */
+    bool query_only;            /* tell the choice, send nothing */
+    struct pl_refusal *refusal; /* explain.c alone: there is no client, errors are told to it */
 
     /* waiting */
     pl_waiter waiter;
