@@ -99,6 +99,8 @@ static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connectio
         return !pl_str_ieq(name, PL_STR("x-request-id"));
     case 13:
         return !(hides_keys(rq) && pl_str_ieq(name, PL_STR("authorization")));
+    case 15: /* the usage chunk could not be found in it */
+        return !(rq->swallow_usage && pl_str_ieq(name, PL_STR("accept-encoding")));
     default:
         return true;
     }

@@ -59,6 +59,13 @@ static void answer_405(pl_loop *l, pl_exchange *x, pl_str allow)
     pl_answer_error(l, x, 405, "method_not_allowed", -1, &h, 1, message);
 }
 
+/* What the router cannot read it cannot route. */
+static bool encoded(const pl_head *h)
+{
+    pl_str coding = pl_head_find(h, PL_STR("content-encoding"));
+    return coding.n && !pl_str_ieq(coding, PL_STR("identity"));
+}
+
 bool pl_intake_head(pl_loop *l, pl_exchange *x)
 {
     const pl_head *h = &x->head;
@@ -96,6 +103,13 @@ bool pl_intake_head(pl_loop *l, pl_exchange *x)
     pl_str tenant;
     if (!authorize(l, x, &tenant))
         goto unauthorized;
+    if (encoded(h)) {
+        const pl_header accept = {PL_STR("accept-encoding"), PL_STR("identity")};
+        pl_answer_error(l, x, 415, "unsupported_encoding", -1, &accept, 1,
+                        "bodies of requests are read as they are: send it without a "
+                        "Content-Encoding");
+        return false;
+    }
     return true;
 
 unauthorized:
@@ -364,7 +378,18 @@ pl_str pl_intake_find_member(void *ctx, pl_str name)
     pl_member m = pl_scan_find(rq->x->body, rq->scan, name);
     if (m.type == PL_JSON_ABSENT)
         return (pl_str){NULL, 0};
-    return m.type == PL_JSON_STRING ? pl_member_string(&rq->x->arena, &m) : m.raw;
+    if (m.type != PL_JSON_STRING)
+        return m.raw;
+    unsigned kept = sizeof rq->unescaped / sizeof rq->unescaped[0];
+    for (unsigned i = 0; i < kept; i++)
+        if (rq->unescaped[i].at == m.raw.p)
+            return rq->unescaped[i].text;
+    pl_str text = pl_member_string(&rq->x->arena, &m);
+    if (m.escaped && text.p) {
+        rq->unescaped[rq->unescaped_n % kept].at = m.raw.p;
+        rq->unescaped[rq->unescaped_n++ % kept].text = text;
+    }
+    return text;
 }
 
 /* --- admit's SHRINK --- */

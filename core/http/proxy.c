@@ -503,8 +503,12 @@ void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
         own_failure(rq, err, detail ? detail : pl_strerror(err));
         return;
     }
-    pl_count(&l->metrics.upstream_failures, 1);
-    atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
+    /* a head that told of a failure was counted when it came: once for each try */
+    bool counted = rq->state == PL_RQ_STREAMING && pl_relay_is_failure(rq->status);
+    if (!counted) {
+        pl_count(&l->metrics.upstream_failures, 1);
+        atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
+    }
     static unsigned long seen[2];
     if (pl_log_allow(seen, 10))
         pl_log(PL_LOG_WARN, "engine_failed", "%s: %s%s%s (request %.*s)", rq->engine->name,
@@ -514,7 +518,7 @@ void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
     bool judged = !rq->breaker_open_end;
     pl_proxy_end_try(rq, 0);
     if (rq->state == PL_RQ_STREAMING) {
-        if (judged) /* by its head, which was a success; its end is not */
+        if (judged && !counted) /* by its head, which was a success; its end is not */
             pl_breaker_failure(rq->engine, &l->router->config.decider.breaker, pl_now_ns(), false);
         pl_relay_broken(rq, PL_END_ENGINE_FAILED,
                         "the engine ended the stream before it was complete");

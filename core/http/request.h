@@ -53,10 +53,15 @@ struct pl_request {
     bool priority_hint;            /* ask.req.priority is agent_hints', not the body's own */
     pl_str cache_salt;             /* nvext's, or the body's own; {NULL,0}: none */
     double pin_instance, pin_rank; /* a trusted client's worker, by slot and rank; -1: none */
-    pl_rq_tokens *tokens;          /* the engine's /tokenize is asked, or has answered: prompt.c */
-    pl_prompt *prompt;             /* its keys, for the workers' caches; NULL: nobody looks */
-    bool query_only;               /* tell the choice, send nothing */
-    struct pl_refusal *refusal;    /* explain.c alone: there is no client, errors are told to it */
+    struct {
+        const char *at; /* in the body */
+        pl_str text;
+    } unescaped[4]; /* members that the policy has asked for; it may ask again and again */
+    unsigned unescaped_n;
+    pl_rq_tokens *tokens;       /* the engine's /tokenize is asked, or has answered: prompt.c */
+    pl_prompt *prompt;          /* its keys, for the workers' caches; NULL: nobody looks */
+    bool query_only;            /* tell the choice, send nothing */
+    struct pl_refusal *refusal; /* explain.c alone: there is no client, errors are told to it */
 
     /* waiting */
     pl_waiter waiter;
@@ -207,6 +212,7 @@ void pl_relay_head(pl_request *rq, const pl_head *head);
 void pl_relay_body(pl_request *rq, const pl_str *slices, int n);
 void pl_relay_end(pl_request *rq);
 void pl_relay_choice(pl_request *rq);
+bool pl_relay_is_failure(int status); /* the engine's, not the client's */
 /* The answer breaks off after the head had gone out (PL_END_ENGINE_FAILED or PL_END_CUT): ends the
  * client's answer as honestly as its shape allows. */
 void pl_relay_broken(pl_request *rq, enum pl_end_cause cause, const char *message);

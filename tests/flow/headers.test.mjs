@@ -1,9 +1,10 @@
 // Headers both ways, request ids, keys, and what a client may not decide.
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
+import { gunzipSync, gzipSync } from 'node:zlib';
 import { startRouter, run, scratch, writeFile, metric, until, usable, engineOf } from './lib/proc.mjs';
-import { fakeEngine, gate } from './lib/fake.mjs';
-import { get, post, chat, Raw, rawPost } from './lib/http.mjs';
+import { fakeEngine, gate, chunk, usage } from './lib/fake.mjs';
+import { get, post, send, chat, Raw, rawPost } from './lib/http.mjs';
 
 const path = '/v1/chat/completions';
 
@@ -259,6 +260,19 @@ test('bad bodies are refused with the place, and the connection lives on', async
   assert.equal(engine.requests.length, 1);
 });
 
+test('a compressed body is refused before it is sent', async (t) => {
+  const { engine, router } = await one(t);
+  const raw = await Raw.connect(router.url);
+  await raw.send(`POST ${path} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 99\r\n`
+    + 'Expect: 100-continue\r\n\r\n');
+  const text = await raw.until('Content-Encoding"');
+  assert.match(text, /^HTTP\/1\.1 415 [^]*\r\naccept-encoding: identity\r\n[^]*"unsupported_encoding"/);
+  raw.destroy();
+  const plain = await post(router.url + path, chat('m'), { headers: { 'content-encoding': 'identity' } });
+  assert.equal(plain.status, 200);
+  assert.equal(engine.requests.length, 1);
+});
+
 test('limits: 413 for a body, 431 for a head, 503 with Retry-After for connections', async (t) => {
   const { engine, router } = await one(t, {
     config: { limits: { body_bytes: 20000, head_bytes: 8192, connections: 3 } },
@@ -303,6 +317,31 @@ test('usage that only the router wanted is not shown to the client', async (t) =
   assert.match(asked.text, /"usage"/);
   assert.equal(await metric(router, 'perilune_policy_errors_total', 'hook="done"') ?? 0, 0,
     'done has seen what the engine counted');
+});
+
+test('a stream in which the router has to find the usage chunk is not asked for compressed', async (t) => {
+  const { engine, router } = await one(t, { config: { usage: 'always' } });
+  engine.handler = (entry, res) => {
+    const gzip = entry.headers['accept-encoding'] === 'gzip';
+    const text = `data: ${JSON.stringify(chunk('m', 'one'))}\n\n${
+      entry.json.stream_options ? `data: ${JSON.stringify({ choices: [], usage: usage(7, 1) })}\n\n` : ''}data: [DONE]\n\n`;
+    res.writeHead(200, { 'content-type': 'text/event-stream', ...(gzip ? { 'content-encoding': 'gzip' } : {}) })
+      .end(gzip ? gzipSync(text) : text);
+  };
+  const ask = async (extra) => {
+    const answer = await send(router.url + path, {
+      method: 'POST', body: chat('m', { stream: true, ...extra }), headers: { 'accept-encoding': 'gzip' },
+    });
+    const parts = [];
+    for await (const part of answer) parts.push(part);
+    const bytes = Buffer.concat(parts);
+    return (answer.headers['content-encoding'] ? gunzipSync(bytes) : bytes).toString();
+  };
+  const unasked = await ask({});
+  assert.doesNotMatch(unasked, /"usage"/);
+  assert.match(unasked, /"one"[^]*DONE/);
+  assert.match(await ask({ stream_options: { include_usage: true } }), /"usage"/);
+  assert.deepEqual(engine.requests.map((entry) => entry.headers['accept-encoding']), [undefined, 'gzip']);
 });
 
 test('a config error names the file and the key', async (t) => {
