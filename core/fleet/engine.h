@@ -93,7 +93,8 @@ struct pl_engine {
     uint32_t block_tokens; /* as configured, 0: not given */
     _Atomic int kind;      /* pl_engine_kind, detected unless given */
     _Atomic int health, admin;
-    _Atomic uint32_t caps; /* bits of pl_engine_caps */
+    _Atomic uint32_t caps;         /* bits of pl_engine_caps */
+    _Atomic uint32_t opens_failed; /* of sessions, in a row */
     /* breaker: see breaker.h */
     _Atomic int breaker;       /* pl_breaker_state */
     _Atomic int probes;        /* half-open probes not handed back yet */

@@ -402,6 +402,8 @@ int pl_forward(pl_request *rq, bool fresh)
     pl_arena *a = &rq->x->arena;
     pl_pool *pool = pl_loop_pool(l, rq->engine);
     pl_edits edits; /* a copy of what is in use */
+    rq->held = NULL;
+    rq->answer.n = 0;
     edits.n = rq->edits.n;
     memcpy(edits.v, rq->edits.v, (size_t)edits.n * sizeof edits.v[0]);
     if (rq->decision.shrink_max_tokens >= 0 &&

@@ -212,10 +212,100 @@ static void prepare_usage(pl_request *rq, const pl_head *head)
         rq->swallow_usage = false; /* out of memory: the client sees one chunk more */
 }
 
-void pl_relay_head(pl_request *rq, const pl_head *head)
+/* To the client. False: out of memory, it is over. */
+static bool pass_head(pl_request *rq, const pl_head *head)
 {
     pl_loop *l = rq->loop;
     pl_exchange *x = rq->x;
+    judge(rq, head->status);
+    if (rq->session)
+        pl_session_sent(rq, head->status);
+    rq->state = PL_RQ_STREAMING;
+    rq->status = head->status;
+    rq->sse =
+        starts_media_type(pl_head_find(head, PL_STR("content-type")), PL_STR("text/event-stream"));
+    if (rq->sse)
+        pl_count(&l->metrics.streams, 1);
+    pl_count_status(l, head->status);
+    prepare_usage(rq, head);
+
+    pl_str connection = pl_forward_hops(&x->arena, head);
+    pl_header *h = pl_arena_alloc(&x->arena, ((size_t)head->headers_n + OWN_HEADERS) * sizeof *h);
+    if (!h) {
+        pl_proxy_over(rq, PL_END_CUT);
+        pl_exchange_abort(x);
+        return false;
+    }
+    int n = own_headers(rq, false, h);
+    for (int i = 0; i < head->headers_n; i++)
+        if (passed_header(head->headers[i].name, connection))
+            h[n++] = head->headers[i];
+    /* a stream of announced length would have no room for the event that tells its break */
+    uint64_t length = rq->sse || head->chunked ? UINT64_MAX : head->content_length;
+    pl_exchange_start(x, head->status, h, n, length);
+    if (!pl_decider_wants_done(l->decider))
+        pl_exchange_release_body(x); /* a policy's done may still ask for members of it */
+    return true;
+}
+
+static void copy_answer(pl_request *rq, const pl_str *slices, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (rq->answer.n + slices[i].n > ANSWER_COPY_MAX ||
+            pl_buf_add(&rq->answer, slices[i].p, slices[i].n) != 0)
+            rq->answer_too_big = true;
+}
+
+/* --- a refusal of a turn inside an engine's session: is it the session that is refused? Its body
+ * says so, and is read before anything is passed on --- */
+
+static bool hold_refusal(pl_request *rq, const pl_head *head)
+{
+    pl_arena *a = &rq->x->arena;
+    if (head->status < 400 || head->status > 499 || !pl_session_inside(rq) ||
+        pl_head_find(head, PL_STR("content-encoding")).p)
+        return false;
+    pl_head *copy = pl_arena_alloc(a, sizeof *copy);
+    pl_header *h = pl_arena_alloc(a, ((size_t)head->headers_n + 1) * sizeof *h);
+    if (!copy || !h)
+        return false;
+    *copy = *head;
+    copy->headers = h;
+    for (int i = 0; i < head->headers_n; i++) {
+        h[i] = (pl_header){pl_arena_str(a, head->headers[i].name),
+                           pl_arena_str(a, head->headers[i].value)};
+        if (!h[i].name.p || (head->headers[i].value.n && !h[i].value.p))
+            return false;
+    }
+    rq->held = copy;
+    return true;
+}
+
+static bool keep_refusal(pl_request *rq, const pl_str *slices, int n, size_t bytes)
+{
+    if (rq->answer.n + bytes > ANSWER_COPY_MAX || pl_buf_reserve(&rq->answer, bytes) != 0)
+        return false;
+    copy_answer(rq, slices, n);
+    return true;
+}
+
+/* It is an answer like any other. False: as pass_head. */
+static bool pass_refusal(pl_request *rq)
+{
+    const pl_head *head = rq->held;
+    rq->held = NULL;
+    if (!pass_head(rq, head))
+        return false;
+    pl_str kept = pl_buf_str(&rq->answer);
+    pl_count(&rq->loop->metrics.body_bytes_out, kept.n);
+    if (kept.n)
+        pl_exchange_write(rq->x, &kept, 1);
+    return true;
+}
+
+void pl_relay_head(pl_request *rq, const pl_head *head)
+{
+    pl_loop *l = rq->loop;
     bool doubtful = rq->session && pl_session_doubtful(head->status);
     if (pl_relay_is_failure(head->status) && pl_proxy_may_retry(rq, head->status)) {
         pl_count(&l->metrics.upstream_failures, 1);
@@ -234,34 +324,8 @@ void pl_relay_head(pl_request *rq, const pl_head *head)
         pl_session_answer_failed(rq);
         return;
     }
-    judge(rq, head->status);
-    if (rq->session)
-        pl_session_sent(rq, head->status);
-    rq->state = PL_RQ_STREAMING;
-    rq->status = head->status;
-    rq->sse =
-        starts_media_type(pl_head_find(head, PL_STR("content-type")), PL_STR("text/event-stream"));
-    if (rq->sse)
-        pl_count(&l->metrics.streams, 1);
-    pl_count_status(l, head->status);
-    prepare_usage(rq, head);
-
-    pl_str connection = pl_forward_hops(&x->arena, head);
-    pl_header *h = pl_arena_alloc(&x->arena, ((size_t)head->headers_n + OWN_HEADERS) * sizeof *h);
-    if (!h) {
-        pl_proxy_over(rq, PL_END_CUT);
-        pl_exchange_abort(x);
-        return;
-    }
-    int n = own_headers(rq, false, h);
-    for (int i = 0; i < head->headers_n; i++)
-        if (passed_header(head->headers[i].name, connection))
-            h[n++] = head->headers[i];
-    /* a stream of announced length would have no room for the event that tells its break */
-    uint64_t length = rq->sse || head->chunked ? UINT64_MAX : head->content_length;
-    pl_exchange_start(x, head->status, h, n, length);
-    if (!pl_decider_wants_done(l->decider))
-        pl_exchange_release_body(x); /* a policy's done may still ask for members of it */
+    if (!hold_refusal(rq, head))
+        pass_head(rq, head);
 }
 
 static void first_byte(pl_request *rq)
@@ -324,14 +388,6 @@ static int read_events(pl_request *rq, const pl_str *slices, int n)
     return rc;
 }
 
-static void copy_answer(pl_request *rq, const pl_str *slices, int n)
-{
-    for (int i = 0; i < n; i++)
-        if (rq->answer.n + slices[i].n > ANSWER_COPY_MAX ||
-            pl_buf_add(&rq->answer, slices[i].p, slices[i].n) != 0)
-            rq->answer_too_big = true;
-}
-
 /* Events that ended in these bytes: about one for each generated token. */
 static int64_t events_in(const pl_sse_tail *before, const pl_str *slices, int n)
 {
@@ -361,6 +417,13 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
     size_t bytes = 0;
     for (int i = 0; i < n; i++)
         bytes += slices[i].n;
+    if (rq->held && keep_refusal(rq, slices, n, bytes))
+        return;
+    if (rq->held) { /* so long that it is none of the session */
+        rq->answer_too_big = true;
+        if (!pass_refusal(rq))
+            return;
+    }
     if (!rq->first_byte_ns && bytes)
         first_byte(rq);
     pl_count(&l->metrics.chunks, 1);
@@ -395,6 +458,8 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
 void pl_relay_end(pl_request *rq)
 {
     pl_exchange *x = rq->x;
+    if (rq->held && (pl_session_refused(rq, pl_buf_str(&rq->answer)) || !pass_refusal(rq)))
+        return;
     if (rq->swallow_usage) {
         pl_str rest = pl_sse_rest(rq->events);
         if (rest.n)

@@ -94,6 +94,7 @@ struct pl_request {
     bool answer_too_big;    /* to be searched for usage */
     bool events_unreadable; /* an event was too big: the rest passes unread */
     pl_buf answer;          /* copy of a whole JSON answer, for usage; bounded */
+    const pl_head *held;    /* of an engine's answer that is not passed on yet; NULL: none */
     pl_usage usage;
 };
 
@@ -183,6 +184,9 @@ void pl_session_answer_ended(pl_request *rq);
 void pl_session_try_failed(pl_request *rq, int err);
 bool pl_session_doubtful(int status); /* an engine that answers so may have begun the turn */
 void pl_session_answer_failed(pl_request *rq);
+/* The engine has refused the turn with this answer. True: it is the session that it does not take,
+ * and the request goes on in a new one, or was answered; false: pass the answer on. */
+bool pl_session_refused(pl_request *rq, pl_str answer);
 bool pl_session_inside(const pl_request *rq); /* the try goes into an engine's session */
 bool pl_session_is_delta(const pl_request *rq);
 /* It is a delta of what another worker than w holds: only a pin sends it here. */

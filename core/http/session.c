@@ -163,7 +163,7 @@ static void answer_busy(pl_request *rq, int rc)
                                   : "the turn before has not ended in time");
 }
 
-static void answer_lost(pl_request *rq, const char *what)
+void pl_session_answer_lost(pl_request *rq, const char *what)
 {
     pl_count(&rq->loop->metrics.session_lost, 1);
     pl_relay_error(rq, 409, "session_lost", -1,
@@ -238,7 +238,7 @@ static int session_fault(pl_request *rq, int kind, double *arg)
 /* The engine has failed a turn that only its session made sense of. */
 void pl_session_answer_failed(pl_request *rq)
 {
-    answer_lost(rq, "was not served by its engine, which has failed");
+    pl_session_answer_lost(rq, "was not served by its engine, which has failed");
 }
 
 /* Its worker cannot be had. True: go on, it is to be bound anew; false: answered. */
@@ -250,7 +250,7 @@ bool pl_session_rebind(pl_request *rq)
     rq->ask.pin_must = false;
     if (session_fault(rq, PL_BOUND_GONE, &arg) != PL_REBIND) {
         if (s->wish.delta)
-            answer_lost(rq, "is bound to a worker that is gone or unusable");
+            pl_session_answer_lost(rq, "is bound to a worker that is gone or unusable");
         else
             pl_relay_error(rq, 409, "session_lost", -1,
                            "the worker that holds session '%.*s' is gone or unusable",
@@ -293,7 +293,8 @@ static bool reconcile(pl_request *rq)
         return false;
     }
     if (s->wish.delta && s->wish.action != PL_WISH_OPEN && !s->turn.leased) {
-        answer_lost(rq, !s->turn.bound ? "is not open here"
+        pl_session_answer_lost(rq, !s->turn.bound
+                                       ? "is not open here"
                                        : "is bound to a worker, but not held by its engine");
         return false;
     }
@@ -481,9 +482,11 @@ static void say_no_engine(pl_request *rq)
         !atomic_compare_exchange_strong(&r->no_session_engine_ns, &last, now))
         return;
     atomic_fetch_or(&r->no_session_engine, model_bit(rq));
-    pl_log(PL_LOG_WARN, "no_session_engine",
-           "no engine of model %.*s can hold a session now; requests go on with affinity only",
-           PL_FMT(rq->ask.model->id));
+    pl_log(
+        PL_LOG_WARN, "no_session_engine",
+        "no engine of model %.*s can hold a session now: unless degrade says otherwise, requests "
+        "go on with affinity only",
+        PL_FMT(rq->ask.model->id));
 }
 
 static void say_opened(pl_request *rq)
@@ -514,8 +517,8 @@ bool pl_session_no_engine(pl_request *rq)
 static bool open_failed(pl_request *rq, int rc)
 {
     pl_rq_session *s = rq->session;
-    bool engines_fault = rc == PL_ETIMEOUT || rc == PL_ECONNECT || rc == PL_ERESET ||
-                         rc == PL_ERESOLVE || rc == PL_EPROTOCOL;
+    /* who can be reached, and only fails at opens, may serve well */
+    bool engines_fault = rc == PL_ECONNECT || rc == PL_ERESOLVE;
     if (s->turn.fallback) { /* the store is out of reach: nothing can be bound now */
         pl_proxy_end_try(rq, -1);
         if (rq->api == PL_API_OPEN_SESSION)

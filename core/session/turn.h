@@ -47,9 +47,10 @@ struct pl_turn_inner {
     uint64_t lease_by_ms;
     uint64_t owner;
     bool gated, leased, fallback;
-    bool closes;  /* the wish ends the session */
-    bool spoiled; /* another turn has run while the lease was lost for a while */
-    bool taken;   /* POLL in `end`: not for the lease, to give it back */
+    bool closes;   /* the wish ends the session */
+    bool spoiled;  /* another turn has run while the lease was lost for a while */
+    bool poisoned; /* the engine takes no turn of what it is bound to */
+    bool taken;    /* POLL in `end`: not for the lease, to give it back */
     bool bound;
     pl_binding binding;
     pl_session_note note; /* of an engine-backed binding */

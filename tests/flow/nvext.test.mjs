@@ -2,7 +2,7 @@
 // hints. What only one worker's session makes sense of goes to no other, whoever asks for it.
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
-import { metric, scratch, startRouter, until, usable, writeFile } from './lib/proc.mjs';
+import { metric, scratch, startEngine, startRouter, until, usable, writeFile } from './lib/proc.mjs';
 import { CHAT, control, delta, fleet, say } from './lib/sessions.mjs';
 import { sglang } from './lib/sglang.mjs';
 import { get, post } from './lib/http.mjs';
@@ -110,6 +110,14 @@ test('the priority of agent_hints goes to engines that schedule by it, and highe
   await usable(router, 1);
   await post(`${router.url}${CHAT}`, { model: 'm', messages: say('x'), nvext: hints });
   assert.equal(vllm.requests[0].json.priority, -7); // vLLM serves lower numbers first
+});
+
+test('the simulated engine takes every priority that a policy or a client may give', async (t) => {
+  for (const kind of ['sglang', 'vllm']) {
+    const engine = await startEngine(t, { flags: ['--preset', 'instant', '--kind', kind] });
+    for (const priority of [-(2 ** 31), 2 ** 31 - 1])
+      assert.equal((await post(`${engine.url}${CHAT}`, { model: 'sim', max_tokens: 1, messages: say('x'), priority })).status, 200);
+  }
 });
 
 test("a client's cache_control is a wish for retention, where the engine takes one", async (t) => {

@@ -335,6 +335,8 @@ test('the admin API lists, shows and closes sessions', async (t) => {
   assert.equal(page.next_cursor, null);
   const one = await get(`${router.admin}/sessions/a%2Fb%20c`);
   assert.equal(one.json.worker, 'e0');
+  assert.equal(one.json.held_tokens, 16); // 10 of the prompt, 6 of the answer
+  assert.equal((await get(`${router.admin}/sessions/plain`)).json.held_tokens, null);
   assert.equal((await get(`${router.admin}/sessions/none`)).status, 404);
   assert.equal((await del(`${router.admin}/sessions/a%2Fb%20c`)).status, 200);
   assert.equal((await del(`${router.admin}/sessions/a%2Fb%20c`)).status, 404);
@@ -386,7 +388,8 @@ test('a poisoned session is closed and said', async (t) => {
   await ask({ messages: say('one'), ...control('s', 'open', { history: 'delta' }) });
   engines[0].sessions.get(engines[0].opens[0].session_id).active = true; // it lost track of a turn
   const answer = await ask({ messages: say('two'), ...control('s', undefined, { history: 'delta' }) });
-  assert.equal(answer.status, 400);
+  assert.equal(answer.status, 409);
+  assert.equal(answer.json.error.code, 'session_lost');
   await engines[0].when(() => engines[0].closes.length === 1, 'the close');
   await router.log('session_poisoned');
   assert.equal(await metric(router, 'perilune_session_closes_total', 'cause="poisoned"'), 1);
