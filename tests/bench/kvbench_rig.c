@@ -84,7 +84,7 @@ static kvbench_ops rearrange(const kvbench_section *from, uint32_t each)
     return s;
 }
 
-static uint64_t answer_sum(const pl_match *out, int n, uint32_t each)
+uint64_t kvbench_answer_sum(const pl_match *out, int n, uint32_t each)
 {
     uint64_t sum = 0;
     for (int i = 0; i < n; i++)
@@ -121,7 +121,7 @@ double kvbench_run(kvbench_rig *b, int which, bool checked)
             continue;
         }
         int n = pl_index_match(b->reader, b->space, op.p, op.n, b->out, 4096);
-        if (checked && answer_sum(b->out, n, b->each) != op.aux)
+        if (checked && kvbench_answer_sum(b->out, n, b->each) != op.aux)
             kvbench_die("a wrong answer");
     }
     return (double)(kvbench_cpu_ns() - start) / 1e9;

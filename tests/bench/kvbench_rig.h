@@ -48,7 +48,8 @@ void kvbench_rig_free(kvbench_rig *b);
 void kvbench_renew(kvbench_rig *b);
 void kvbench_renew_naive(kvbench_rig *b);
 
-void kvbench_apply(kvbench_rig *b, const kvbench_op *op); /* a store or a removal */
+void kvbench_apply(kvbench_rig *b, const kvbench_op *op);               /* a store or a removal */
+uint64_t kvbench_answer_sum(const pl_match *out, int n, uint32_t each); /* a query's checksum */
 /* Seconds for all of a section; queries only count with `checked`. */
 double kvbench_run(kvbench_rig *b, int which, bool checked);
 double kvbench_run_naive(kvbench_rig *b, int which, bool checked);
