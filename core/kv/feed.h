@@ -116,7 +116,7 @@ int pl_feed_source_remove(pl_feed *f, int slot);
 
 /* Takes events for the slot's engine: a copy is handed to the thread. PL_ENOTFOUND; PL_ESYNTAX
  * with a message (JSON only: what is wrong inside a batch shows in the stats); PL_EBUSY: too much
- * is waiting, try again. */
+ * is waiting, or the worker is not trusted for now: try again. */
 int pl_feed_ingest(pl_feed *f, int slot, pl_str bytes, bool json, pl_errbuf *eb)
     __attribute__((warn_unused_result));
 
