@@ -22,7 +22,7 @@ typedef struct source {
     bool told;         /* that it publishes nowhere that we could use was said */
     bool in_view;
     pl_discovered where; /* it told us so; the feed has it */
-    uint64_t batches[];  /* by rank: as of the last look */
+    uint64_t events[];   /* of each rank: as of the last look */
 } source;
 
 struct pl_knowledge {
@@ -97,7 +97,7 @@ static void unfeed(pl_knowledge *k, source *s)
     s->fed = false;
     for (int i = 0; i < e->workers_n; i++) {
         atomic_store_explicit(&e->workers[i].kv_trust, PL_KV_ROUTED, memory_order_relaxed);
-        s->batches[i] = 0;
+        s->events[i] = 0;
     }
 }
 
@@ -113,7 +113,7 @@ static void forget(pl_knowledge *k, source *s)
 
 static void take_in(pl_knowledge *k, pl_engine *e)
 {
-    source *s = calloc(1, sizeof *s + (size_t)e->workers_n * sizeof s->batches[0]);
+    source *s = calloc(1, sizeof *s + (size_t)e->workers_n * sizeof s->events[0]);
     if (!s)
         return; /* tried again with the next change */
     s->engine = pl_engine_ref(e);
@@ -222,10 +222,10 @@ static void look_at(pl_knowledge *k, source *s)
             atomic_store_explicit(&w->block_tokens, (int32_t)st.block_tokens, memory_order_relaxed);
         /* with nothing under way that was not computed yet, all that was predicted is told by now
          */
-        if (st.counts.batches != s->batches[i] && atomic_load(&w->queued_prefill_tokens) == 0)
+        if (st.counts.events != s->events[i] && atomic_load(&w->queued_prefill_tokens) == 0)
             pl_holdings_published(k->router->holdings, w->slot,
                                   pl_now_ns() - (uint64_t)LOOK_MS * 1000000u);
-        s->batches[i] = st.counts.batches;
+        s->events[i] = st.counts.events;
     }
 }
 

@@ -205,6 +205,24 @@ test('what was sent is expected there before the engine has said so', async (t) 
   assert.equal((await indexOf(router)).predicted.inserted, 1);
 });
 
+test('events take back what was expected and did not come, of each rank of one stream', async (t) => {
+  const one = await published(t, 'a', {}, { dp_size: 2 });
+  one.entry.kv_events.one_stream = true;
+  const router = await startPublished(t, [one], { config: { kv: { predicted_ttl_seconds: 600 } } });
+  for (const rank of [0, 1]) {
+    const ids = prompt(1 + rank), at = `a/${rank}`;
+    await one.pub.store(ids.slice(0, 16), {}, { rank });
+    await untilHeld(router, ids, { [rank ? 'a/1' : 'a']: 16 });
+    assert.equal((await complete(router, ids)).worker, at);
+    const cached = async () => (await explain(router, { prompt: ids })).workers[rank].cached_tokens;
+    assert.equal(await cached(), 160);
+    await until(`the prediction for ${at} is over`, async () => { // events of something else
+      await one.pub.store(prompt(100 + one.pub.seq, 16), {}, { rank });
+      return await cached() === 16;
+    });
+  }
+});
+
 test('a policy that does not name cached tokens costs no look-up; "always" looks, "off" never', async (t) => {
   const engine = await quietEngine(t, { cached: () => ({ prompt: 160, cached: 0 }) });
   const ids = prompt(1);
