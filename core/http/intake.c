@@ -203,13 +203,9 @@ static int unknown_model(pl_request *rq, pl_str id)
 /* Engines that serve several models need to be told which one was meant. */
 static void name_model(pl_request *rq, pl_str id)
 {
-    pl_buf raw = {0};
-    pl_str quoted = {NULL, 0};
-    if (pl_json_quote(&raw, id) == 0)
-        quoted = pl_arena_str(&rq->x->arena, pl_buf_str(&raw));
-    if (quoted.p)
-        pl_edits_set(&rq->edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_MODEL, quoted);
-    pl_buf_free(&raw);
+    pl_str raw = pl_json_quoted(&rq->x->arena, id);
+    if (raw.p)
+        pl_edits_set(&rq->edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_MODEL, raw);
 }
 
 static int find_model(pl_request *rq)
@@ -237,25 +233,7 @@ static int find_model(pl_request *rq)
     return 0;
 }
 
-/* Pins of internals from clients that may not pin: taken out of the body (headers: forward.c leaves
- * them out). */
-static void remove_pins(pl_request *rq)
-{
-    if (rq->trusted)
-        return;
-    static const pl_member_id pins[] = {
-        PL_MEMBER_ROUTED_DP_RANK,    PL_MEMBER_DATA_PARALLEL_RANK, PL_MEMBER_DISAGG_PREFILL_DP_RANK,
-        PL_MEMBER_BOOTSTRAP_HOST,    PL_MEMBER_BOOTSTRAP_PORT,     PL_MEMBER_BOOTSTRAP_ROOM,
-        PL_MEMBER_KV_TRANSFER_PARAMS};
-    int removed = 0;
-    for (size_t i = 0; i < sizeof pins / sizeof *pins; i++)
-        if (rq->scan->members[pins[i]].type != PL_JSON_ABSENT)
-            removed += pl_edits_remove(&rq->edits, rq->x->body, rq->scan, pins[i]) == 0;
-    removed += pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank")).p != NULL;
-    removed += pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")).p != NULL;
-    if (removed)
-        pl_count(&rq->loop->metrics.pins_removed, (uint64_t)removed);
-}
+/* --- usage --- */
 
 /* Usage is what done is told. Chat and completion streams carry it only on demand: the router
  * demands it and keeps the extra chunk from a client that did not. */
@@ -354,8 +332,10 @@ int pl_intake_body(pl_request *rq)
         .ctx = rq,
         .seed = pl_rng_next(&l->rng),
     };
-    remove_pins(rq);
+    pl_pins_remove(rq);
     int read = pl_session_read(rq);
+    if (read == 0)
+        read = pl_pins_read(rq);
     if (read != 0)
         return read;
     pl_prompt_of(rq);

@@ -146,10 +146,10 @@ typedef struct pl_edit {
     pl_member_id id; /* REMOVE and APPEND */
 } pl_edit;
 
-/* What a request can come to: 7 pins, nvext, stream_options and the model's name; of a try: the
- * limit (2), rid, rank, cache_salt, retention and priority (2); of a session's turn:
+/* What a request can come to: 7 pins, nvext (or 5 pins in it), stream_options and the model's name;
+ * of a try: the limit (2), rid, rank, cache_salt, retention and priority (2); of a session's turn:
  * session_params, session_id, the trimmed conversation, tools and system. */
-#define PL_EDITS_MAX    24
+#define PL_EDITS_MAX    28
 #define PL_EDITS_SLICES (2 * PL_EDITS_MAX + 1)
 
 /* Zero-initialise. The commas around removed and appended members are settled by pl_edits_slices,
