@@ -220,6 +220,7 @@ static void look_at(pl_knowledge *k, source *s)
         atomic_store_explicit(&w->kv_trust, trust_of(&st), memory_order_relaxed);
         if (st.block_tokens)
             atomic_store_explicit(&w->block_tokens, (int32_t)st.block_tokens, memory_order_relaxed);
+        atomic_store_explicit(&w->kv_windows, st.eagle ? 2 : st.plain, memory_order_relaxed);
         /* with nothing under way that was not computed yet, all that was predicted is told by now
          */
         if (st.counts.events != s->events[i] && atomic_load(&w->queued_prefill_tokens) == 0)

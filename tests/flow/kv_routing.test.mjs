@@ -232,6 +232,23 @@ test('what was sent is expected there before the engine has said so', async (t) 
   assert.equal((await indexOf(router)).predicted.inserted, 1);
 });
 
+test("engines with Eagle's windows beside others: each is asked by its own", async (t) => {
+  const list = [await published(t, 'a'), await published(t, 'b')];
+  const router = await startPublished(t, list);
+  const ids = prompt(1, 161);
+  await list[0].pub.store(prompt(90, 16));
+  await untilTrust(router, 'a', 'live');
+  const hashes = Array.from({ length: 10 }, (_, i) => BigInt(i + 1));
+  await list[1].pub.publish([list[1].pub.stored({ hashes, tokens: ids, bigram: true })]);
+  await untilHeld(router, ids, { b: 160 });
+  const cached = async (body) => (await explain(router, body)).workers.map((w) => w.cached_tokens);
+  await until('both are asked', async () => (await cached({ prompt: ids }))[1] === 160);
+  assert.deepEqual(await cached({ prompt: ids }), [0, 160]);
+  assert.equal((await complete(router, ids)).worker, 'b');
+  await list[0].pub.store(ids);
+  await until('a has it, too', async () => (await cached({ prompt: ids }))[0] === 160);
+});
+
 test('events take back what was expected and did not come, of each rank of one stream', async (t) => {
   const one = await published(t, 'a', {}, { dp_size: 2 });
   one.entry.kv_events.one_stream = true;
