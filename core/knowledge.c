@@ -21,7 +21,8 @@ typedef struct source {
     bool fed;          /* it is a source of the feed */
     bool told;         /* that it publishes nowhere that we could use was said */
     bool in_view;
-    uint64_t batches[]; /* by rank: as of the last look */
+    pl_discovered where; /* it told us so; the feed has it */
+    uint64_t events[];   /* of each rank: as of the last look */
 } source;
 
 struct pl_knowledge {
@@ -87,11 +88,23 @@ static void feed_from(pl_knowledge *k, source *s, const pl_discovered *d)
     free(slots);
 }
 
+/* It is no source of the feed any more, and the index has nothing of it. */
+static void unfeed(pl_knowledge *k, source *s)
+{
+    pl_engine *e = s->engine;
+    if (!s->fed || pl_feed_source_remove(k->feed, e->workers[0].slot) == PL_ENOMEM)
+        return; /* out of memory: as it was */
+    s->fed = false;
+    for (int i = 0; i < e->workers_n; i++) {
+        atomic_store_explicit(&e->workers[i].kv_trust, PL_KV_ROUTED, memory_order_relaxed);
+        s->events[i] = 0;
+    }
+}
+
 static void forget(pl_knowledge *k, source *s)
 {
     pl_engine *e = s->engine;
-    if (s->fed)
-        pl_feed_source_remove(k->feed, e->workers[0].slot);
+    unfeed(k, s);
     for (int i = 0; i < e->workers_n; i++)
         pl_holdings_worker_gone(k->router->holdings, e->workers[i].slot);
     pl_engine_unref(e);
@@ -100,7 +113,7 @@ static void forget(pl_knowledge *k, source *s)
 
 static void take_in(pl_knowledge *k, pl_engine *e)
 {
-    source *s = calloc(1, sizeof *s + (size_t)e->workers_n * sizeof s->batches[0]);
+    source *s = calloc(1, sizeof *s + (size_t)e->workers_n * sizeof s->events[0]);
     if (!s)
         return; /* tried again with the next change */
     s->engine = pl_engine_ref(e);
@@ -140,16 +153,37 @@ void pl_knowledge_sync(pl_router *r)
     }
 }
 
+static bool same(const pl_discovered *a, const pl_discovered *b)
+{
+    return a->mode == b->mode && strcmp(a->endpoint, b->endpoint) == 0 &&
+           strcmp(a->replay, b->replay) == 0 && strcmp(a->snapshot, b->snapshot) == 0 &&
+           strcmp(a->topic, b->topic) == 0 && a->block_tokens == b->block_tokens &&
+           a->ranks == b->ranks;
+}
+
+/* Told again and again: where it has changed, another program answers by now. */
 void pl_knowledge_described(pl_router *r, pl_engine *e, pl_str server_info)
 {
     pl_knowledge *k = r->knowledge;
     source *s = k ? source_of(k, e) : NULL;
-    if (!s || s->fed || e->events_mode != PL_EVENTS_AUTO)
+    if (!s || e->events_mode != PL_EVENTS_AUTO)
         return;
     pl_discovered d;
     pl_errbuf eb = {""};
     int rc = pl_discover_sglang(server_info, pl_str_c(e->host), &d, &eb);
-    if (rc == 0 && d.endpoint[0]) {
+    bool publishes = rc == 0 && d.endpoint[0];
+    if (s->fed && (publishes ? !same(&d, &s->where) : rc == PL_ENOTFOUND)) {
+        pl_log(PL_LOG_INFO, "kv_events_moved", "%s publishes the events of its KV cache %s",
+               e->name, publishes ? "elsewhere, or cut otherwise" : "no more");
+        unfeed(k, s);
+    }
+    if (publishes && !s->fed) {
+        if (d.ranks && d.ranks != e->workers_n && !e->events_one_stream)
+            pl_log(PL_LOG_WARN, "kv_ranks",
+                   "%s: %d data-parallel ranks publish events, and dp_size is %d: set it to know "
+                   "of all",
+                   e->name, d.ranks, e->workers_n);
+        s->where = d;
         feed_from(k, s, &d);
     } else if (rc != 0 && rc != PL_ENOTFOUND && !s->told) {
         s->told = true;
@@ -186,12 +220,13 @@ static void look_at(pl_knowledge *k, source *s)
         atomic_store_explicit(&w->kv_trust, trust_of(&st), memory_order_relaxed);
         if (st.block_tokens)
             atomic_store_explicit(&w->block_tokens, (int32_t)st.block_tokens, memory_order_relaxed);
+        atomic_store_explicit(&w->kv_windows, st.eagle ? 2 : st.plain, memory_order_relaxed);
         /* with nothing under way that was not computed yet, all that was predicted is told by now
          */
-        if (st.counts.batches != s->batches[i] && atomic_load(&w->queued_prefill_tokens) == 0)
+        if (st.counts.events != s->events[i] && atomic_load(&w->queued_prefill_tokens) == 0)
             pl_holdings_published(k->router->holdings, w->slot,
                                   pl_now_ns() - (uint64_t)LOOK_MS * 1000000u);
-        s->batches[i] = st.counts.batches;
+        s->events[i] = st.counts.events;
     }
 }
 

@@ -179,13 +179,33 @@ static void match(pl_index_reader *reader, pl_index *ix, const query *q, uint32_
     pl_index_space space = pl_index_space_find(ix, PL_STR("*"), block_tokens, eagle, lora, q->salt);
     if (!space || pl_block_space_init(&b, block_tokens, eagle, lora, q->salt) != 0)
         return;
-    size_t n = q->hashes ? q->n : local_hashes(q, &b, local);
-    int workers =
-        pl_index_match(reader, space, q->hashes ? q->values : local, n, m, PL_MAX_WORKERS);
+    size_t n = local_hashes(q, &b, local);
+    int workers = pl_index_match(reader, space, local, n, m, PL_MAX_WORKERS);
     for (int i = 0; i < workers; i++)
         for (int t = 0; t < PL_TIERS; t++)
             by_slot[m[i].slot].tokens[t] =
                 fmax(by_slot[m[i].slot].tokens[t], (double)m[i].blocks[t] * block_tokens);
+}
+
+/* What sets spaces apart (salt, adapter, windows) is in the hashes already. */
+static void match_hashes(pl_index_reader *reader, pl_index *ix, const query *q, pl_match *m,
+                         found *by_slot)
+{
+    double block_tokens[PL_MAX_WORKERS] = {0};
+    for (int i = 0; i < q->model->workers_n; i++) {
+        const pl_worker_state *w = q->model->workers[i];
+        int32_t n = atomic_load(&w->block_tokens);
+        block_tokens[w->slot] = n > 0 ? n : PL_LEDGER_BLOCK_TOKENS;
+    }
+    for (uint64_t space = 1, n = pl_index_spaces(ix); space <= n; space++) {
+        int workers =
+            pl_index_match(reader, (pl_index_space)space, q->values, q->n, m, PL_MAX_WORKERS);
+        for (int i = 0; i < workers; i++)
+            for (int t = 0; t < PL_TIERS; t++) {
+                double *most = &by_slot[m[i].slot].tokens[t];
+                *most = fmax(*most, m[i].blocks[t] * block_tokens[m[i].slot]);
+            }
+    }
 }
 
 /* With a name that is given, that adapter; else the model may be one itself. */
@@ -275,7 +295,10 @@ static void ask(pl_admin *a, pl_exchange *x, bool hashes)
     uint64_t *local = malloc((q.n + 1) * sizeof *local);
     json_t *j = NULL;
     if (reader && by_slot && m && local) {
-        match_all(reader, ix, &q, local, m, by_slot);
+        if (hashes)
+            match_hashes(reader, ix, &q, m, by_slot);
+        else
+            match_all(reader, ix, &q, local, m, by_slot);
         j = reply(&q, by_slot);
     }
     pl_admin_json(x, j ? 200 : 503, j);

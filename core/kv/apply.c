@@ -357,6 +357,8 @@ static void store(pl_apply *a, pl_apply_target *t, pl_apply_rank *r, const pl_kv
         store_names(a, r, e);
     } else if (size_is_right(t, r, e)) {
         const space *s = space_of_event(a, t, r, e, (uint32_t)e->block_tokens);
+        r->eagle = e->bigram;
+        r->plain = !e->bigram;
         if (s)
             store_blocks(a, r, e, s);
     }

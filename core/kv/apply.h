@@ -69,6 +69,7 @@ typedef struct pl_apply_rank {
     /* since it was cleared: events that could have brought blocks, or are not understood; those
      * that did */
     uint64_t tried, landed;
+    bool plain, eagle; /* what its last store with tokens was; neither: none came */
     pl_apply_counts counts;
 } pl_apply_rank;
 

@@ -575,6 +575,8 @@ static void fill(const pl_feed_stream *s, int rank, pl_feed_stats *st)
         .has_seq = t->known && t->next > 0,
         .last_seq = t->known && t->next > 0 ? t->next - 1 : 0,
         .block_tokens = pl_apply_block_tokens(&o->target),
+        .plain = r->plain,
+        .eagle = r->eagle,
         .lag_seconds = s->lag,
         .held_batches = s->held_n,
         .held_bytes = s->held_bytes,

@@ -85,6 +85,35 @@ static void a_flood_is_cut_off(void **state)
     engine_close(&calm);
 }
 
+/* Who hands events in is told that they are not taken, instead of losing them. */
+static void events_over_http_are_refused_while_cut_off(void **state)
+{
+    (void)state;
+    int slot = 0;
+    pl_feed_options o = PL_FEED_OPTIONS;
+    o.trust.quiet_ns = 2000 * MS;
+    feed_open(&o);
+    pl_feed_source s = {.engine = PL_STR("e"),
+                        .slots = &slot,
+                        .ranks_n = 1,
+                        .model = PL_STR("m"),
+                        .block_tokens = 1};
+    add(&s);
+    pl_errbuf eb;
+    const pl_str good = PL_STR(
+        "{\"type\":\"BlockStored\",\"block_hashes\":[1],\"token_ids\":[2],\"block_size\":1}");
+    assert_int_equal(pl_feed_ingest(feed, slot, good, true, &eb), 0);
+    for (int i = 0; i < 9; i++)
+        assert_int_equal(pl_feed_ingest(feed, slot, PL_STR("\xc1"), false, &eb), 0);
+    WAIT(NULL, in_state(slot, PL_TRUST_UNTRUSTED));
+    assert_int_equal(double_count(slot), 0);
+    assert_int_equal(pl_feed_ingest(feed, slot, good, true, &eb), PL_EBUSY);
+    assert_non_null(strstr(eb.text, "garbage"));
+    WAIT(NULL, pl_feed_ingest(feed, slot, good, true, &eb) == 0);
+    WAIT(NULL, double_count(slot) == 1);
+    pl_feed_free(feed);
+}
+
 /* What does not fit while a replay runs is dropped, and repaired by another replay. */
 static void what_is_held_is_bounded(void **state)
 {
@@ -372,6 +401,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(garbage_is_cut_off_and_let_in_again),
         cmocka_unit_test(a_flood_is_cut_off),
+        cmocka_unit_test(events_over_http_are_refused_while_cut_off),
         cmocka_unit_test(what_is_held_is_bounded),
         cmocka_unit_test(what_is_held_is_all_that_is_kept),
         cmocka_unit_test(replays_wait_for_each_other),
