@@ -309,6 +309,20 @@ static void store_names(pl_apply *a, pl_apply_rank *r, const pl_kv_event *e)
     }
 }
 
+/* A size that one block alone has said stands when another event says it, too. */
+static void learn_size(pl_apply_target *t, const pl_kv_event *e)
+{
+    bool other = e->block_tokens != t->block_tokens;
+    if (t->block_tokens == 0 ||
+        (t->guessed && other && (e->block_tokens > t->block_tokens || e->hashes.n > 1))) {
+        t->block_tokens = (uint32_t)e->block_tokens;
+        t->learned = true;
+        t->guessed = e->hashes.n == 1;
+    } else if (!other) {
+        t->guessed = false;
+    }
+}
+
 /* Whether the event's block size is the worker's. */
 static bool size_is_right(pl_apply_target *t, pl_apply_rank *r, const pl_kv_event *e)
 {
@@ -320,8 +334,7 @@ static bool size_is_right(pl_apply_target *t, pl_apply_rank *r, const pl_kv_even
         r->counts.bad_counts++;
         return false;
     }
-    if (t->block_tokens == 0)
-        t->block_tokens = (uint32_t)e->block_tokens;
+    learn_size(t, e);
     if (e->block_tokens == t->block_tokens)
         return true;
     if (e->block_tokens < t->block_tokens && e->hashes.n == 1)
@@ -382,7 +395,19 @@ static void take_out(pl_apply *a, pl_apply_rank *r, const pl_kv_event *e)
 void pl_apply_clear(pl_apply *a, pl_apply_rank *r)
 {
     r->group = -1;
+    r->then = r->counts;
     pl_index_clear(a->ix, r->slot, -1);
+}
+
+void pl_apply_forget_size(pl_apply_target *t)
+{
+    if (t->learned)
+        t->block_tokens = 0;
+}
+
+bool pl_apply_nothing_indexed(const pl_apply_rank *r)
+{
+    return r->counts.stores > r->then.stores && r->counts.stored == r->then.stored;
 }
 
 /* An engine with one worker here is that worker, whatever it calls its rank. */

@@ -47,19 +47,23 @@ static void tell(pl_feed_stream *s)
         s->told = now;
         s->told_events = events;
     }
-    const pl_apply_counts *c = &o->target.ranks[s->rank].counts;
-    if (!s->told_nothing_indexed && c->stored == 0 && c->stores >= 8) {
+    const pl_apply_rank *r = &o->target.ranks[s->rank];
+    const pl_apply_counts *c = &r->counts, *b = &r->then;
+    if (c->stored > b->stored)
+        s->told_nothing_indexed = false;
+    if (!s->told_nothing_indexed && pl_apply_nothing_indexed(r) && c->stores - b->stores >= 8 &&
+        pl_log_allow(s->log_state, 2)) {
         s->told_nothing_indexed = true;
+#define NEW(name) ((unsigned long long)(c->name - b->name))
         pl_log(PL_LOG_WARN, "kv_nothing_indexed",
                "KV events of %s/%d: %llu stores came and not one block was indexed (block size "
                "%llu, counts %llu, sparse groups %llu, unknown parents %llu, without tokens %llu, "
                "malformed %llu, other reasons %llu)",
-               o->engine, s->rank, (unsigned long long)c->stores,
-               (unsigned long long)c->bad_block_size, (unsigned long long)c->bad_counts,
-               (unsigned long long)c->sparse, (unsigned long long)c->unknown_parents,
-               (unsigned long long)c->unresolved, (unsigned long long)c->bad_events,
-               (unsigned long long)(c->unknown_media + c->unnamed_lora + c->refused + c->bad_names +
-                                    c->partial));
+               o->engine, s->rank, NEW(stores), NEW(bad_block_size), NEW(bad_counts), NEW(sparse),
+               NEW(unknown_parents), NEW(unresolved), NEW(bad_events),
+               NEW(unknown_media) + NEW(unnamed_lora) + NEW(refused) + NEW(bad_names) +
+                   NEW(partial));
+#undef NEW
     }
 }
 
@@ -104,6 +108,7 @@ static void clear_ranks(pl_feed *f, pl_feed_stream *s)
     int end = s->origin->streams_n == 1 ? t->ranks_n : s->rank + 1;
     for (int i = first; i < end; i++)
         pl_apply_clear(f->apply, &t->ranks[i]);
+    pl_apply_forget_size(t);
 }
 
 static void stop_asking(pl_feed *f, pl_feed_stream *s)
@@ -545,7 +550,7 @@ static void fill(const pl_feed_stream *s, int rank, pl_feed_stats *st)
         .state = t->state,
         .connected = s->link && s->link->connected,
         .complete = t->complete,
-        .nothing_indexed = c->stores > 0 && c->stored == 0,
+        .nothing_indexed = pl_apply_nothing_indexed(&o->target.ranks[rank]),
         .has_seq = t->known && t->next > 0,
         .last_seq = t->known && t->next > 0 ? t->next - 1 : 0,
         .block_tokens = o->target.block_tokens,

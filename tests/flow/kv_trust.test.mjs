@@ -78,6 +78,17 @@ test('numbers that go back are a restart: that worker begins anew', async (t) =>
   assert.deepEqual(await Promise.all([3, 1].map((seed) => goesTo(router, prompt(seed)))), ['b', 'a']);
 });
 
+test('an engine that restarts with another block size is understood', async (t) => {
+  const { router, b } = await pair(t, { replay: true });
+  await b.pub.store(prompt(1));
+  await untilHeld(router, prompt(1), { b: 160 });
+  b.pub.restart();
+  await b.pub.store(prompt(2), { blockSize: 32 });
+  await untilHeld(router, prompt(2), { b: 160 });
+  assert.deepEqual(await holders(router, prompt(1)), {});
+  assert.equal(await goesTo(router, prompt(2)), 'b');
+});
+
 test('what comes twice counts once', async (t) => {
   const { router, b } = await pair(t, {});
   const hashes = await b.pub.store(prompt(1), {}, { twice: true });
