@@ -1,7 +1,7 @@
 /* Puts the KV knowledge together: see knowledge.h. Each engine of the fleet is a source of the feed
  * from when it is known where it publishes (configured, or read from its /server_info) until it
- * leaves. Twice a second the feed's judgement of each worker is written into the worker's state,
- * where the records and the matching read it. */
+ * leaves, or says that it publishes elsewhere. Twice a second the feed's judgement of each worker
+ * is written into the worker's state, where the records and the matching read it. */
 #include "knowledge.h"
 
 #include <stdlib.h>
@@ -21,7 +21,8 @@ typedef struct source {
     bool fed;          /* it is a source of the feed */
     bool told;         /* that it publishes nowhere that we could use was said */
     bool in_view;
-    uint64_t batches[]; /* by rank: as of the last look */
+    pl_discovered told_by; /* what it said of where it publishes; when it is fed from that */
+    uint64_t batches[];    /* by rank: as of the last look */
 } source;
 
 struct pl_knowledge {
@@ -72,6 +73,12 @@ static void feed_from(pl_knowledge *k, source *s, const pl_discovered *d)
         pl_discovered_source(d, &src);
         if (!src.replay.n) /* older SGLang has one and does not tell */
             src.replay = pl_str_c(e->events_replay);
+        s->told_by = *d;
+        if (d->ranks && d->ranks != e->workers_n)
+            pl_log(
+                PL_LOG_WARN, "kv_events_ranks",
+                "%s publishes KV events of %d ranks, but is configured with %d: set dp_size = %d",
+                e->name, d->ranks, e->workers_n, d->ranks);
     }
     if (src.block_tokens)
         for (int i = 0; i < e->workers_n; i++)
@@ -140,15 +147,41 @@ void pl_knowledge_sync(pl_router *r)
     }
 }
 
+/* The engine was started again with other settings. */
+static void stop_feeding(pl_knowledge *k, source *s)
+{
+    pl_engine *e = s->engine;
+    pl_feed_source_remove(k->feed, e->workers[0].slot);
+    s->fed = s->told = false;
+    for (int i = 0; i < e->workers_n; i++) {
+        s->batches[i] = 0;
+        atomic_store_explicit(&e->workers[i].kv_trust, PL_KV_ROUTED, memory_order_relaxed);
+    }
+}
+
+static bool is_the_same(const pl_discovered *a, const pl_discovered *b)
+{
+    return strcmp(a->endpoint, b->endpoint) == 0 && strcmp(a->replay, b->replay) == 0 &&
+           strcmp(a->snapshot, b->snapshot) == 0 && strcmp(a->topic, b->topic) == 0 &&
+           a->block_tokens == b->block_tokens && a->ranks == b->ranks;
+}
+
 void pl_knowledge_described(pl_router *r, pl_engine *e, pl_str server_info)
 {
     pl_knowledge *k = r->knowledge;
     source *s = k ? source_of(k, e) : NULL;
-    if (!s || s->fed || e->events_mode != PL_EVENTS_AUTO)
+    if (!s || e->events_mode != PL_EVENTS_AUTO)
         return;
     pl_discovered d;
     pl_errbuf eb = {""};
     int rc = pl_discover_sglang(server_info, pl_str_c(e->host), &d, &eb);
+    if (s->fed && (rc == PL_ENOTFOUND || (rc == 0 && !is_the_same(&d, &s->told_by)))) {
+        pl_log(PL_LOG_INFO, "kv_events_moved", "%s: its KV events are no longer at %s", e->name,
+               s->told_by.endpoint);
+        stop_feeding(k, s);
+    }
+    if (s->fed)
+        return;
     if (rc == 0 && d.endpoint[0]) {
         feed_from(k, s, &d);
     } else if (rc != 0 && rc != PL_ENOTFOUND && !s->told) {

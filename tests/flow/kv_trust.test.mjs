@@ -8,6 +8,7 @@ import {
   act, complete, explain, holders, indexOf, prompt, published, startKvRouter, startPublished, startSim,
   truth, untilHeld, untilState, untilTrust, workerOf,
 } from './lib/kv.mjs';
+import { KvPublisher } from './lib/publisher.mjs';
 
 // Two engines behind publishers, both live, with a block each that says so.
 async function pair(t, options, more = {}) {
@@ -244,4 +245,33 @@ test('an engine that tells where it publishes, but not its replay socket, is con
   await untilHeld(router, prompt(1), { a: 160 });
   const { endpoint, complete: whole } = await events(router, 'a');
   assert.deepEqual([endpoint, whole], [pub.endpoint, true]);
+});
+
+test('an engine that comes back publishing elsewhere is followed, and said to have other ranks', async (t) => {
+  const told = (pub, more) => ({ version: '0.5.2', kv_events: pub && {
+    publisher: 'zmq', endpoint_host: '*', endpoint_port_base: Number(pub.endpoint.split(':')[2]), topic: '',
+    block_size: 16, dp_size: 1, ...more,
+  } });
+  const { fake, pub, entry } = await published(t, 'a', { style: 'sglang' });
+  fake.info = told(pub);
+  const router = await startPublished(t, [{ fake, pub, entry: { ...entry, kind: 'sglang', kv_events: {} } }],
+    { config: { health: { detect_interval_seconds: 0.1, interval_seconds: 0.1 } } });
+  await pub.store(prompt(1));
+  await untilHeld(router, prompt(1), { a: 160 });
+  await untilTrust(router, 'a', 'live');
+
+  const next = await KvPublisher.open(t, { style: 'sglang' });
+  fake.info = told(next, { block_size: 32, dp_size: 2 });
+  pub.close();
+  await next.subscribed();
+  await untilHeld(router, prompt(1), {});
+  await next.store(prompt(2), { blockSize: 32 });
+  await untilHeld(router, prompt(2), { a: 160 });
+  assert.equal((await events(router, 'a')).endpoint, next.endpoint);
+  assert.match((await router.log('kv_events_ranks')).message, /dp_size = 2/);
+
+  fake.info = told(null);
+  await until('it publishes no more', async () => (await workerOf(router, 'a')).events === null);
+  assert.equal((await workerOf(router, 'a')).trust, 'routed');
+  assert.deepEqual(await holders(router, prompt(2)), {});
 });
