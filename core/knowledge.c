@@ -22,7 +22,10 @@ typedef struct source {
     bool told;         /* that it publishes nowhere that we could use was said */
     bool in_view;
     pl_discovered told_by; /* what it said of where it publishes; when it is fed from that */
-    uint64_t batches[];    /* by rank: as of the last look */
+    struct {
+        uint64_t batches;
+        bool asleep;
+    } rank[]; /* as of the last look */
 } source;
 
 struct pl_knowledge {
@@ -107,7 +110,7 @@ static void forget(pl_knowledge *k, source *s)
 
 static void take_in(pl_knowledge *k, pl_engine *e)
 {
-    source *s = calloc(1, sizeof *s + (size_t)e->workers_n * sizeof s->batches[0]);
+    source *s = calloc(1, sizeof *s + (size_t)e->workers_n * sizeof s->rank[0]);
     if (!s)
         return; /* tried again with the next change */
     s->engine = pl_engine_ref(e);
@@ -154,7 +157,7 @@ static void stop_feeding(pl_knowledge *k, source *s)
     pl_feed_source_remove(k->feed, e->workers[0].slot);
     s->fed = s->told = false;
     for (int i = 0; i < e->workers_n; i++) {
-        s->batches[i] = 0;
+        s->rank[i].batches = 0;
         atomic_store_explicit(&e->workers[i].kv_trust, PL_KV_ROUTED, memory_order_relaxed);
     }
 }
@@ -221,19 +224,38 @@ static void look_at(pl_knowledge *k, source *s)
             atomic_store_explicit(&w->block_tokens, (int32_t)st.block_tokens, memory_order_relaxed);
         /* with nothing under way that was not computed yet, all that was predicted is told by now
          */
-        if (st.counts.batches != s->batches[i] && atomic_load(&w->queued_prefill_tokens) == 0)
+        if (st.counts.batches != s->rank[i].batches && atomic_load(&w->queued_prefill_tokens) == 0)
             pl_holdings_published(k->router->holdings, w->slot,
                                   pl_now_ns() - (uint64_t)LOOK_MS * 1000000u);
-        s->batches[i] = st.counts.batches;
+        s->rank[i].batches = st.counts.batches;
+    }
+}
+
+/* An engine that falls asleep drops its cache, and tells so with its next step at the earliest. */
+static void look_for_sleep(pl_knowledge *k, source *s)
+{
+    for (int i = 0; i < s->engine->workers_n; i++) {
+        pl_worker_state *w = &s->engine->workers[i];
+        bool asleep = atomic_load_explicit(&w->asleep, memory_order_relaxed);
+        if (asleep && !s->rank[i].asleep) {
+            pl_log(PL_LOG_INFO, "engine_asleep", "%s sleeps: what it had cached is forgotten",
+                   w->name);
+            if (s->fed)
+                pl_feed_emptied(k->feed, w->slot);
+            pl_holdings_worker_gone(k->router->holdings, w->slot);
+        }
+        s->rank[i].asleep = asleep;
     }
 }
 
 static void on_timer(pl_timer *t)
 {
     pl_knowledge *k = (pl_knowledge *)((char *)t - offsetof(pl_knowledge, timer));
-    for (source *s = k->sources; s; s = s->next)
+    for (source *s = k->sources; s; s = s->next) {
+        look_for_sleep(k, s);
         if (s->fed)
             look_at(k, s);
+    }
     pl_holdings_advance(k->router->holdings);
     pl_wheel_arm(&k->router->control_wheel, t, LOOK_MS, on_timer);
 }

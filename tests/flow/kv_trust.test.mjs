@@ -90,6 +90,26 @@ test('an engine that restarts with another block size is understood', async (t) 
   assert.equal(await goesTo(router, prompt(2)), 'b');
 });
 
+test('an engine that sleeps has nothing cached, before it says so', async (t) => {
+  const list = [await published(t, 'a', {}, { kind: 'vllm' }), await published(t, 'b', {}, { kind: 'vllm' })];
+  const state = (awake) => `vllm:num_requests_running{engine="0"} 0
+vllm:engine_sleep_state{engine="0",sleep_state="awake"} ${awake}
+vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} ${1 - awake}
+`;
+  for (const { fake } of list) fake.metrics = state(1);
+  const router = await startPublished(t, list, { config: { gauges: { interval_seconds: 0.1 } } });
+  for (const { pub } of list) await pub.store(prompt(1));
+  await untilHeld(router, prompt(1), { a: 160, b: 160 });
+  list[1].fake.metrics = state(0);
+  await untilHeld(router, prompt(1), { a: 160 });
+  assert.match((await router.log('engine_asleep')).message, /^b /);
+  // awake again, it fills anew; what it had stays away
+  list[1].fake.metrics = state(1);
+  await list[1].pub.store(prompt(2));
+  await untilHeld(router, prompt(2), { b: 160 });
+  assert.deepEqual(await holders(router, prompt(1)), { a: 160 });
+});
+
 test('what comes twice counts once', async (t) => {
   const { router, b } = await pair(t, {});
   const hashes = await b.pub.store(prompt(1), {}, { twice: true });
