@@ -3,7 +3,7 @@
  *
  * What engines offer: vLLM tokenizes prompts and chat messages with tools; SGLang's endpoint knows
  * prompts only, so chat requests to it stay with text chunks (PL_TOKCACHE_OFF). So do requests with
- * attachments: /tokenize gives placeholders for them that no event names.
+ * attachments, by URL or in the request: /tokenize gives placeholders for them that no event names.
  *
  * A conversation's next turn has its last one as its beginning, but templates do not add up in
  * general: some drop earlier reasoning, or move the tools. So additivity is tried, per model: the
