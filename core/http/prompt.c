@@ -4,6 +4,7 @@
  * than pl_prompt_of. */
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "http/request.h"
 #include "kv/feed.h"
 #include "kv/tokens_cache.h"
@@ -76,17 +77,31 @@ struct pl_rq_tokens {
 
 /* A POST /tokenize under way; outlives the request. */
 typedef struct tokenizing {
-    pl_tokcache *cache;
+    pl_loop *loop;
+    pl_engine *engine; /* referenced */
     pl_tokcache_call *call;
 } tokenizing;
 
 static void on_tokenized(void *user, const pl_fetch_result *r)
 {
     tokenizing *t = user;
-    if (r->err == 0 && r->status == 200)
-        pl_tokcache_fill(t->cache, t->call, r->body);
+    pl_router *router = t->loop->router;
+    bool ok = r->err == 0 && r->status == 200;
+    if (ok)
+        ok = pl_tokcache_fill(router->tokcache, t->call, r->body);
     else
-        pl_tokcache_fail(t->cache, t->call);
+        pl_tokcache_fail(router->tokcache, t->call);
+    pl_count(&t->loop->metrics.tokenize_failed, !ok);
+    /* one prompt may be the client's fault, so many are not */
+    uint32_t before = ok ? atomic_exchange(&router->tokenize_failures, 0)
+                         : atomic_fetch_add(&router->tokenize_failures, 1);
+    if (ok && before >= PL_TOKCACHE_FAILURES)
+        pl_log(PL_LOG_INFO, "tokenizes", "%s: /tokenize gives token ids", t->engine->name);
+    else if (!ok && before + 1 == PL_TOKCACHE_FAILURES)
+        pl_log(PL_LOG_WARN, "tokenizes_not",
+               "%s: /tokenize gives no token ids (status %d): text goes on in approximate mode",
+               t->engine->name, r->status);
+    pl_engine_unref(t->engine);
     free(t);
 }
 
@@ -116,10 +131,12 @@ static void ask_engine(pl_request *rq, pl_engine *e, pl_tokcache_post *post)
     pl_pool *pool = pl_loop_pool(rq->loop, e);
     tokenizing *t = pool ? malloc(sizeof *t) : NULL;
     if (t)
-        *t = (tokenizing){cache, post->call};
+        *t = (tokenizing){rq->loop, pl_engine_ref(e), post->call};
     if (!t || !pl_fetch_start(pool, PL_POST, PL_STR("/tokenize"),
                               PL_STR("content-type: application/json\r\n"), pl_buf_str(&post->body),
                               TOKENIZE_TIMEOUT_MS, TOKENIZE_MAX_BYTES, on_tokenized, t)) {
+        if (t)
+            pl_engine_unref(t->engine);
         free(t);
         pl_tokcache_fail(cache, post->call);
     }

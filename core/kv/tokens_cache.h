@@ -104,8 +104,8 @@ pl_tokcache_result pl_tokcache_get(pl_tokcache *c, const pl_tokcache_request *r,
                                    pl_tokcache_answer *out);
 
 /* The end of a call, each exactly once: the response's body, or that there is none. Any thread,
- * with or without its request still there. */
-void pl_tokcache_fill(pl_tokcache *c, pl_tokcache_call *call, pl_str response);
+ * with or without its request still there. False: the body was no use, as if there were none. */
+bool pl_tokcache_fill(pl_tokcache *c, pl_tokcache_call *call, pl_str response);
 void pl_tokcache_fail(pl_tokcache *c, pl_tokcache_call *call);
 
 /* Nobody waits for it any more. On the loop of its mailbox, before ready() has run. */

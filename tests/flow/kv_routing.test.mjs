@@ -297,6 +297,22 @@ test('a chat is found by the token ids that the engine makes of it; explain asks
   assert.ok(Math.abs(cached - expected.choice.cached_tokens) <= 16, `${cached}`);
 });
 
+test('an engine that gives no token ids is told of, and text goes on without', async (t) => {
+  const one = await published(t, 'a', {}, { kind: 'vllm' });
+  const router = await startPublished(t, [one], { config: { kv: { tokenize_seconds: 10 } } });
+  await one.pub.store(prompt(1));
+  await untilTrust(router, 'a', 'live');
+  const text = (i) => ({ model: 'm', messages: [{ role: 'user', content: `${i} and on it goes `.repeat(50) }] });
+  for (let i = 0; i < 8; i++) { // eight in a row: then it is left alone for a while
+    assert.equal((await post(`${router.url}/v1/chat/completions`, text(i))).status, 200);
+    const { request: { exact_tokens: exact }, workers: [w] } = await explain(router, text(i), '/v1/chat/completions');
+    assert.equal(exact, false);
+    assert.ok(w.cached_tokens > 100, 'what was routed stands in');
+  }
+  assert.match((await router.log('tokenizes_not')).message, /^a: .*approximate mode/);
+  assert.ok(await metric(router, 'perilune_tokenize_failed_total') >= 8);
+});
+
 test('a router ends while explanations wait for their token ids', async (t) => {
   const one = await published(t, 'a', {}, { kind: 'vllm' });
   const router = await startPublished(t, [one], { config: { kv: { tokenize_seconds: 10 } } });
