@@ -25,7 +25,9 @@ typedef struct source {
     struct {
         uint64_t batches;
         bool asleep;
-    } rank[]; /* as of the last look */
+        bool off;           /* its cached tokens are far from those predicted; that was told */
+        pl_accuracy judged; /* then */
+    } rank[];               /* as of the last look */
 } source;
 
 struct pl_knowledge {
@@ -115,6 +117,8 @@ static void take_in(pl_knowledge *k, pl_engine *e)
         return; /* tried again with the next change */
     s->engine = pl_engine_ref(e);
     s->in_view = true;
+    for (int i = 0; i < e->workers_n; i++) /* others had its slots before */
+        pl_holdings_accuracy(k->router->holdings, e->workers[i].slot, &s->rank[i].judged);
     s->next = k->sources;
     k->sources = s;
     if (e->events_mode != PL_EVENTS_OFF)
@@ -248,11 +252,40 @@ static void look_for_sleep(pl_knowledge *k, source *s)
     }
 }
 
+#define JUDGED_REQUESTS 32 /* at once */
+#define JUDGED_TOKENS   64 /* cached of each, or it does not matter */
+
+/* Half of the cached tokens wrong: its events, or the tokens of the prompts, are not what they are
+ * taken for. */
+static void judge(pl_knowledge *k, source *s)
+{
+    for (int i = 0; i < s->engine->workers_n; i++) {
+        pl_accuracy a, *was = &s->rank[i].judged;
+        pl_holdings_accuracy(k->router->holdings, s->engine->workers[i].slot, &a);
+        uint64_t n = a.requests - was->requests, error = a.error_tokens - was->error_tokens;
+        uint64_t predicted = a.predicted_tokens - was->predicted_tokens;
+        uint64_t actual = a.actual_tokens - was->actual_tokens;
+        uint64_t most = predicted > actual ? predicted : actual;
+        if (n < JUDGED_REQUESTS)
+            continue;
+        bool off = most >= n * JUDGED_TOKENS && error * 2 > most;
+        if (off != s->rank[i].off)
+            pl_log(off ? PL_LOG_WARN : PL_LOG_INFO, "kv_accuracy",
+                   "%s: %llu cached tokens were predicted and %llu counted by the engine, in %llu "
+                   "requests (off by %llu)",
+                   s->engine->workers[i].name, (unsigned long long)predicted,
+                   (unsigned long long)actual, (unsigned long long)n, (unsigned long long)error);
+        s->rank[i].off = off;
+        *was = a;
+    }
+}
+
 static void on_timer(pl_timer *t)
 {
     pl_knowledge *k = (pl_knowledge *)((char *)t - offsetof(pl_knowledge, timer));
     for (source *s = k->sources; s; s = s->next) {
         look_for_sleep(k, s);
+        judge(k, s);
         if (s->fed)
             look_at(k, s);
     }

@@ -275,7 +275,7 @@ void pl_prompt_over(pl_request *rq)
         return;
     if (rq->usage.prompt_tokens > 0)
         pl_prompt_usage(rq->loop->holdings, rq->prompt, rq->usage.cached_tokens,
-                        rq->usage.prompt_tokens);
+                        rq->usage.prompt_tokens, rq->api);
     else if (!rq->first_byte_ns || rq->status >= 400)
         pl_prompt_failed(rq->loop->holdings, rq->prompt);
 }
