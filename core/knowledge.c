@@ -316,7 +316,7 @@ int pl_knowledge_start(pl_router *r, pl_errbuf *eb)
                                         .max_calls = TOKENIZE_CALLS};
         rc = pl_tokcache_new(&to, &r->tokcache);
     }
-    if (rc == 0 && c->assume_kv_reuse)
+    if (rc == 0) /* nothing until a policy or the configuration wants it */
         rc = (r->active = pl_active_new(PL_ACTIVE_MAX_BLOCKS)) ? 0 : PL_ENOMEM;
     if (rc == 0)
         rc = pl_feed_start(k->feed, eb);

@@ -9,12 +9,20 @@
 #include "kv/feed.h"
 #include "kv/tokens_cache.h"
 
+pl_active *pl_prompt_reuse(const pl_loop *l)
+{
+    return l->router->config.assume_kv_reuse || pl_decider_assumes_reuse(l->decider)
+               ? l->router->active
+               : NULL;
+}
+
 /* Who holds what is asked for only when somebody looks at it. */
 static bool is_wanted(const pl_loop *l)
 {
     if (!l->holdings)
         return false;
-    return l->router->config.kv_use == 1 || l->router->active || pl_decider_wants_cache(l->decider);
+    return l->router->config.kv_use == 1 || pl_prompt_reuse(l) ||
+           pl_decider_wants_cache(l->decider);
 }
 
 /* Paths that put a prompt into an engine's KV cache. */

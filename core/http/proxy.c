@@ -291,10 +291,9 @@ static bool begin_try(pl_request *rq, pl_worker_state *w)
     pl_load load = {.prompt_tokens = rq->ask.req.prompt_tokens,
                     .cached_tokens = rq->decision.cached_tokens,
                     .stream = rq->ask.req.stream};
-    if (l->router->active && rq->prompt) {
-        load.active = l->router->active;
+    load.active = rq->prompt ? pl_prompt_reuse(l) : NULL;
+    if (load.active)
         load.keys = pl_prompt_blocks(rq->prompt, w);
-    }
     pl_ticket_begin(&rq->ticket, w, &load);
     if (w->engine->max_inflight > 0 && pl_engine_inflight(w->engine) > w->engine->max_inflight) {
         /* another loop was faster: a cap is never exceeded, not even for a moment by two */

@@ -166,6 +166,8 @@ void pl_prompt_of(pl_request *rq); /* its keys; rq->prompt stays NULL when nobod
 bool pl_prompt_begin(pl_request *rq);
 /* Is it worth reading how much of the prompt the engine had in its cache? */
 bool pl_prompt_wants_usage(pl_request *rq);
+/* Where blocks that running requests share are counted once; NULL: they are not. */
+pl_active *pl_prompt_reuse(const pl_loop *l);
 void pl_prompt_sent(pl_request *rq);
 void pl_prompt_try_failed(pl_request *rq);
 void pl_prompt_over(pl_request *rq);

@@ -4,6 +4,7 @@ import { test } from 'node:test';
 import assert from 'node:assert/strict';
 import { metric, startRouter, until, usable } from './lib/proc.mjs';
 import { get, post } from './lib/http.mjs';
+import { fakeEngine, gate } from './lib/fake.mjs';
 import { KvSubscriber } from './lib/subscriber.mjs';
 import {
   blindPolicy, complete, explain, holders, indexOf, policy, prompt, published, quietEngine,
@@ -324,4 +325,38 @@ test('a router ends while explanations wait for their token ids', async (t) => {
   await one.fake.request(0);
   await router.stop();
   for (const answer of await Promise.all(asked)) assert.ok(answer instanceof Error || answer.status === 503);
+});
+
+// Blocks under decode while three requests run that begin alike: 20 blocks in common, 2 of each one's own.
+test('blocks that running requests share count once, where the policy or the configuration wants it', async (t) => {
+  const ids = (i) => [...prompt(1, 320), ...prompt(20 + i, 32)];
+  async function blocks(name, { flags = [], config = {} } = {}) {
+    const fake = await fakeEngine(t);
+    const open = gate();
+    fake.handler = async (entry, res) => {
+      await open.opened;
+      fake.json(res, 200, { choices: [] });
+    };
+    const router = await startRouter(t, { engines: { a: fake.url }, policy: name, flags, config });
+    await usable(router, 1);
+    const sent = [0, 1, 2].map((i) => post(`${router.url}/v1/completions`, { prompt: ids(i) }));
+    await fake.request(2);
+    const count = async () => (await get(`${router.admin}/engines/a`)).json.workers[0].decode_blocks;
+    const during = await count();
+    open.open();
+    for (const answer of await Promise.all(sent)) assert.equal(answer.status, 200);
+    await until('all is given back', async () => await count() === 0);
+    await router.stop();
+    return during;
+  }
+  const apart = 3 * 22, shared = 20 + 3 * 2;
+  assert.equal(await blocks('prefix_seconds'), apart);
+  assert.equal(await blocks('least_loaded', { config: { kv: { assume_kv_reuse: true } } }), shared);
+  assert.equal(await blocks('kv_aware'), shared);
+  assert.equal(await blocks('kv_aware', { flags: ['--set', 'preset=v0'] }), apart);
+  const asks = policy(t, `local p = { api = 1, name = "asks", params = { reuse = true } }
+    function p.init(params) p.assume_kv_reuse = params.reuse end
+    function p.score(req, w) return w.decode_blocks end return p`);
+  assert.equal(await blocks(asks), shared);
+  assert.equal(await blocks(asks, { flags: ['--set', 'reuse=false'] }), apart);
 });
