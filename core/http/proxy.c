@@ -341,6 +341,8 @@ static int decide_once(pl_request *rq)
         pl_decide(l->decider, &rq->ask, d);
         pl_hist_observe(&l->metrics.decision, pl_now_ns() - from);
         pl_count(&l->metrics.decisions, 1);
+        if (rq->trusted && d->kind == PL_DECIDED)
+            pl_forward_rank(rq, d);
     }
     if (l->router->config.response_headers)
         rq->policy = pl_arena_str(&rq->x->arena, pl_str_c(pl_decider_policy_name(l->decider)));

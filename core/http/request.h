@@ -113,6 +113,9 @@ bool pl_pages(pl_loop *l, pl_exchange *x);
 
 /* --- forward.c: one try --- */
 
+/* A rank that a trusted client names is what the engine that was chosen will take: then it is that
+ * rank's request here, too. One that is none is the engine's to refuse. */
+void pl_forward_rank(const pl_request *rq, pl_decision *d);
 /* Composes the head and body for rq->worker and sends them. PL_ENOMEM. */
 int pl_forward(pl_request *rq, bool fresh);
 /* The headers that belong to this hop: all Connection headers as one list. */
