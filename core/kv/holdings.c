@@ -260,7 +260,9 @@ bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl
             *exact = true;
             p->tokens = (double)k->tokens_n;
         }
-        any = any || k->n > 0 || k->local_n > 0;
+        /* text of less than one chunk, where chunks are long, may have token ids */
+        any = any || k->n > 0 || k->local_n > 0 ||
+              (k->kind == PL_KEYS_TEXT && k->bytes >= PL_KV_CANON_CHUNK);
     }
     return any;
 }

@@ -82,7 +82,8 @@ typedef struct pl_prompt {
 } pl_prompt;
 
 /* Reads the keys for the block sizes of the model's workers; they live in the arena. True when
- * there are any. *exact: the tokens are ids, prompt->tokens counts them. */
+ * there are any, or token ids could give some. *exact: the tokens are ids, prompt->tokens counts
+ * them. */
 bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl_arena *a,
                     pl_str cache_salt, double estimated_tokens, pl_prompt *out, bool *exact);
 /* The ids that the engine's tokenizer gave; they must live as long as the prompt. */

@@ -269,7 +269,7 @@ test('a chat is found by the token ids that the engine makes of it; explain asks
   const router = await startRouter(t, {
     policy: policy(t),
     config: {
-      kv: { tokenize_seconds: 10 },
+      kv: { tokenize_seconds: 10, chunk_bytes: 4096 }, // as text it would be less than a chunk
       engines: await Promise.all(Object.entries(engines).map(async ([name, e]) => {
         const { endpoint, replay } = await truth(e);
         return { name, url: e.url, kv_events: { mode: 'connect', endpoint, replay } };
