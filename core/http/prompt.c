@@ -59,6 +59,35 @@ void pl_prompt_of(pl_request *rq)
     rq->ask.match_ctx = rq;
 }
 
+/* Whoever publishes is no longer believed. */
+static bool is_stale(const pl_request *rq)
+{
+    bool stale = false;
+    for (int i = 0; rq->prompt && i < rq->ask.model->workers_n; i++) {
+        int trust =
+            atomic_load_explicit(&rq->ask.model->workers[i]->kv_trust, memory_order_relaxed);
+        if (trust == PL_KV_LIVE || trust == PL_KV_BEHIND)
+            return false;
+        stale = stale || trust == PL_KV_STALE;
+    }
+    return stale;
+}
+
+bool pl_prompt_refused(pl_request *rq)
+{
+    pl_loop *l = rq->loop;
+    const struct pl_fault fault = {.kind = PL_INDEX_STALE};
+    double seconds;
+    if (!pl_decider_wants_degrade(l->decider) || rq->attempts > 0 || !is_stale(rq))
+        return false;
+    l->vm_used = true;
+    if (pl_decide_fault(l->decider, &rq->ask, &fault, &seconds) != PL_REJECT)
+        return false;
+    pl_relay_error(rq, 503, "index_stale", seconds, "the KV events of model '%.*s' have stopped",
+                   PL_FMT(rq->ask.model->id));
+    return true;
+}
+
 #define USAGE_SAMPLE 16
 
 bool pl_prompt_wants_usage(pl_request *rq)

@@ -407,6 +407,8 @@ static void decide_and_send(pl_request *rq)
         pl_relay_error(rq, 503, "cut", 1, SHUTTING_DOWN);
         return;
     }
+    if (pl_prompt_refused(rq))
+        return;
     for (int round = 0; round < 8; round++)
         if (decide_once(rq))
             return;

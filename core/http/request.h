@@ -169,6 +169,9 @@ void pl_prompt_of(pl_request *rq); /* its keys; rq->prompt stays NULL when nobod
 bool pl_prompt_begin(pl_request *rq);
 /* Is it worth reading how much of the prompt the engine had in its cache? */
 bool pl_prompt_wants_usage(pl_request *rq);
+/* True: whoever publishes is no longer believed, the policy (degrade) will not have the request
+ * routed without, and it was answered. */
+bool pl_prompt_refused(pl_request *rq);
 /* Where blocks that running requests share are counted once; NULL: they are not. */
 pl_active *pl_prompt_reuse(const pl_loop *l);
 void pl_prompt_sent(pl_request *rq);

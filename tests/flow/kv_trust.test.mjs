@@ -189,6 +189,30 @@ test('an engine that is used and says nothing goes stale, and comes back', async
   assert.equal((await explain(router, { prompt: prompt(90, 16) })).workers[1].cached_tokens, 16);
 });
 
+test('a policy may refuse what it would have to route without events', async (t) => {
+  const text = `local pl = require "perilune"
+    return { api = 1, name = "strict", score = function(req, w) return -w.cached_tokens end,
+      degrade = function(req, fault)
+        if fault.kind == pl.INDEX_STALE and req:member("user") ~= "patient" then return pl.REJECT, 7 end
+      end }`;
+  const one = await published(t, 'a', {});
+  const router = await startPublished(t, [one], { text, config: { kv: { stale_seconds: 1 } } });
+  const ask = (more) => post(`${router.url}/v1/completions`, { prompt: prompt(1), ...more });
+  assert.equal((await ask()).status, 200); // nothing was published yet: that is no fault
+  await one.pub.store(prompt(2));
+  await untilTrust(router, 'a', 'live');
+  let answer;
+  await until('it is stale', async () => {
+    answer = await ask();
+    return answer.status !== 200;
+  }, { every: 100 });
+  assert.deepEqual([answer.status, answer.json.error.code, answer.headers['retry-after']], [503, 'index_stale', '7']);
+  assert.equal((await ask({ user: 'patient' })).status, 200);
+  await one.pub.store(prompt(1));
+  await untilTrust(router, 'a', 'live');
+  assert.equal((await ask()).status, 200);
+});
+
 test('an engine that publishes late is caught up by its replay', async (t) => {
   const engines = { a: await startSim(t), b: await startSim(t) };
   await complete(engines.b, prompt(1), { model: 'sim' }); // before there is a router
