@@ -499,7 +499,8 @@ const pl_key pl_config_keys[] = {
     {"kv.tokenize_bytes", PL_KEY_WHOLE, C(tokenize_bytes), MIB, 64 * GIB, "bytes",
      .help = "of token ids kept, so that each is asked for once"},
     {"kv.assume_kv_reuse", PL_KEY_BOOL, C(assume_kv_reuse),
-     .help = "decode_blocks counts blocks that running requests share once"},
+     .help =
+         "decode_blocks counts blocks that running requests share once, whatever the policy wants"},
     {.path = NULL},
 };
 

@@ -29,6 +29,7 @@ typedef struct pl_worker_state {
     /* the engine's own gauges, see gauges.h; -1 until they were read */
     _Atomic double running_requests, waiting_requests, kv_usage;
     _Atomic uint64_t gauges_at_ns;            /* machine clock; 0: never */
+    _Atomic bool asleep;                      /* as it says itself: its KV cache was dropped */
     _Atomic int64_t kv_tokens;                /* capacity of its KV cache; 0: not known */
     _Atomic uint64_t requests;                /* sent, ever */
     _Atomic int32_t sessions;                 /* engine-backed ones that this router opened on it */

@@ -124,6 +124,22 @@ static char *put_number(char *to, uint64_t v)
     return to;
 }
 
+void pl_forward_rank(const pl_request *rq, pl_decision *d)
+{
+    pl_engine *e = d->worker->engine;
+    pl_str given = pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank"));
+    const pl_member *m = &rq->scan->members[PL_MEMBER_ROUTED_DP_RANK];
+    uint64_t rank;
+    if (!given.p && m->type == PL_JSON_NUMBER)
+        given = m->raw;
+    if (!given.p || d->worker == rq->ask.pin ||
+        pl_str_u64(given, (uint64_t)e->workers_n - 1, &rank) != 0)
+        return;
+    d->worker = &e->workers[rank];
+    const pl_kv_hit *hit = rq->ask.hits ? &rq->ask.hits[d->worker->slot] : NULL;
+    d->cached_tokens = hit && hit->stamp == rq->ask.hits_stamp ? hit->device : 0;
+}
+
 /* Engines with several ranks are told which one was chosen, unless a client that may has said so.
  */
 static bool tells_rank(const pl_request *rq)

@@ -291,10 +291,9 @@ static bool begin_try(pl_request *rq, pl_worker_state *w)
     pl_load load = {.prompt_tokens = rq->ask.req.prompt_tokens,
                     .cached_tokens = rq->decision.cached_tokens,
                     .stream = rq->ask.req.stream};
-    if (l->router->active && rq->prompt) {
-        load.active = l->router->active;
+    load.active = rq->prompt ? pl_prompt_reuse(l) : NULL;
+    if (load.active)
         load.keys = pl_prompt_blocks(rq->prompt, w);
-    }
     pl_ticket_begin(&rq->ticket, w, &load);
     if (w->engine->max_inflight > 0 && pl_engine_inflight(w->engine) > w->engine->max_inflight) {
         /* another loop was faster: a cap is never exceeded, not even for a moment by two */
@@ -315,6 +314,8 @@ static int decide_once(pl_request *rq)
         pl_decide(l->decider, &rq->ask, d);
         pl_hist_observe(&l->metrics.decision, pl_now_ns() - from);
         pl_count(&l->metrics.decisions, 1);
+        if (rq->trusted && d->kind == PL_DECIDED)
+            pl_forward_rank(rq, d);
     }
     if (l->router->config.response_headers)
         rq->policy = pl_arena_str(&rq->x->arena, pl_str_c(pl_decider_policy_name(l->decider)));
@@ -388,6 +389,8 @@ static void decide_and_send(pl_request *rq)
         pl_relay_error(rq, 503, "cut", 1, SHUTTING_DOWN);
         return;
     }
+    if (pl_prompt_refused(rq))
+        return;
     for (int round = 0; round < 8; round++)
         if (decide_once(rq))
             return;

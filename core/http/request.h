@@ -147,6 +147,9 @@ bool pl_pages(pl_loop *l, pl_exchange *x);
 
 /* --- forward.c: one try --- */
 
+/* A rank that a trusted client names is what the engine that was chosen will take: then it is that
+ * rank's request here, too. One that is none is the engine's to refuse. */
+void pl_forward_rank(const pl_request *rq, pl_decision *d);
 /* Composes the head and body for rq->worker and sends them. PL_ENOMEM. */
 int pl_forward(pl_request *rq, bool fresh);
 /* The headers that belong to this hop: all Connection headers as one list. */
@@ -205,6 +208,11 @@ void pl_prompt_of(pl_request *rq); /* its keys; rq->prompt stays NULL when nobod
 bool pl_prompt_begin(pl_request *rq);
 /* Is it worth reading how much of the prompt the engine had in its cache? */
 bool pl_prompt_wants_usage(pl_request *rq);
+/* True: whoever publishes is no longer believed, the policy (degrade) will not have the request
+ * routed without, and it was answered. */
+bool pl_prompt_refused(pl_request *rq);
+/* Where blocks that running requests share are counted once; NULL: they are not. */
+pl_active *pl_prompt_reuse(const pl_loop *l);
 void pl_prompt_sent(pl_request *rq);
 void pl_prompt_try_failed(pl_request *rq);
 void pl_prompt_over(pl_request *rq);

@@ -311,6 +311,21 @@ static void store_names(pl_apply *a, pl_apply_rank *r, const pl_kv_event *e)
     }
 }
 
+/* A size that was learned is that of an engine which may have restarted since it was cleared; one
+ * that a block alone has said stands when another event says it, too. */
+static uint32_t learn_size(pl_apply_target *t, const pl_apply_rank *r, const pl_kv_event *e)
+{
+    uint32_t said = (uint32_t)e->block_tokens, known = pl_apply_block_tokens(t);
+    bool alone = e->hashes.n == 1, last = said < known && alone;
+    if (said == known) {
+        t->guessed = false;
+    } else if (!t->block_tokens && (r->landed ? t->guessed && !last : !(last && known % said))) {
+        t->learned_tokens = said;
+        t->guessed = alone;
+    }
+    return pl_apply_block_tokens(t);
+}
+
 /* Whether the event's block size is the worker's. */
 static bool size_is_right(pl_apply_target *t, pl_apply_rank *r, const pl_kv_event *e)
 {
@@ -322,11 +337,8 @@ static bool size_is_right(pl_apply_target *t, pl_apply_rank *r, const pl_kv_even
         r->counts.bad_counts++;
         return false;
     }
-    uint32_t said = (uint32_t)e->block_tokens, known = pl_apply_block_tokens(t);
+    uint32_t said = (uint32_t)e->block_tokens, known = learn_size(t, r, e);
     bool last = said < known && e->hashes.n == 1; /* SGLang's last page, as short as it is */
-    /* a size that was learned is that of an engine which may have restarted since */
-    if (!t->block_tokens && !r->landed && !(last && known % said))
-        t->learned_tokens = known = said;
     if (said == known)
         return true;
     r->counts.partial += last;

@@ -120,6 +120,9 @@ int pl_feed_source_remove(pl_feed *f, int slot);
 int pl_feed_ingest(pl_feed *f, int slot, pl_str bytes, bool json, pl_errbuf *eb)
     __attribute__((warn_unused_result));
 
+/* The worker has lost all that it had, and may not be able to say so (it sleeps). PL_ENOTFOUND. */
+int pl_feed_emptied(pl_feed *f, int slot);
+
 /* The router sends the worker a request now. Cheap: an atomic load most of the time. */
 void pl_feed_touch(pl_feed *f, int slot);
 

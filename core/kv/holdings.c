@@ -11,12 +11,18 @@
 
 #define MIB ((uint64_t)1 << 20)
 
+/* What engines said of their cached tokens. */
+typedef struct told {
+    _Atomic uint64_t requests, predicted, actual, error; /* as in pl_accuracy */
+    _Atomic uint32_t shapes; /* bits of the shapes in which this worker told them */
+} told;
+
 struct pl_holdings {
     pl_holdings_options o;
     pl_index *index;
     pl_approx *routed;
     pl_approx *predicted; /* NULL: off */
-    pl_holdings_stats stats;
+    told by_slot[PL_MAX_WORKERS];
 };
 
 /* A model's namespace and keys for one block size: names are hashed once, and again only when the
@@ -102,6 +108,7 @@ void pl_holdings_advance(pl_holdings *h)
 
 void pl_holdings_worker_gone(pl_holdings *h, int slot)
 {
+    atomic_store_explicit(&h->by_slot[slot].shapes, 0, memory_order_relaxed);
     pl_approx_worker_gone(h->routed, slot);
     if (h->predicted)
         pl_approx_worker_gone(h->predicted, slot);
@@ -113,16 +120,30 @@ void pl_holdings_published(pl_holdings *h, int slot, uint64_t until_ns)
         pl_approx_reconcile(h->predicted, slot, until_ns);
 }
 
+void pl_holdings_accuracy(pl_holdings *h, int slot, pl_accuracy *out)
+{
+    const told *t = &h->by_slot[slot];
+    *out = (pl_accuracy){atomic_load_explicit(&t->requests, memory_order_relaxed),
+                         atomic_load_explicit(&t->predicted, memory_order_relaxed),
+                         atomic_load_explicit(&t->actual, memory_order_relaxed),
+                         atomic_load_explicit(&t->error, memory_order_relaxed)};
+}
+
 void pl_holdings_stats_of(pl_holdings *h, pl_holdings_stats *out)
 {
     pl_approx_stats_of(h->routed, &out->routed);
     memset(&out->predicted, 0, sizeof out->predicted);
     if (h->predicted)
         pl_approx_stats_of(h->predicted, &out->predicted);
-    out->requests = atomic_load(&h->stats.requests);
-    out->predicted_tokens = atomic_load(&h->stats.predicted_tokens);
-    out->actual_tokens = atomic_load(&h->stats.actual_tokens);
-    out->error_tokens = atomic_load(&h->stats.error_tokens);
+    out->accuracy = (pl_accuracy){0, 0, 0, 0};
+    for (int i = 0; i < PL_MAX_WORKERS; i++) {
+        pl_accuracy a;
+        pl_holdings_accuracy(h, i, &a);
+        out->accuracy.requests += a.requests;
+        out->accuracy.predicted_tokens += a.predicted_tokens;
+        out->accuracy.actual_tokens += a.actual_tokens;
+        out->accuracy.error_tokens += a.error_tokens;
+    }
 }
 
 pl_holdings_loop *pl_holdings_loop_new(pl_holdings *h)
@@ -259,7 +280,9 @@ bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl
             *exact = true;
             p->tokens = (double)k->tokens_n;
         }
-        any = any || k->n > 0 || k->local_n > 0;
+        /* text of less than one chunk, where chunks are long, may have token ids */
+        any = any || k->n > 0 || k->local_n > 0 ||
+              (k->kind == PL_KEYS_TEXT && k->bytes >= PL_KV_CANON_CHUNK);
     }
     return any;
 }
@@ -421,15 +444,24 @@ static void add(_Atomic uint64_t *to, double n)
     atomic_fetch_add_explicit(to, (uint64_t)n, memory_order_relaxed);
 }
 
-void pl_prompt_usage(pl_holdings_loop *l, pl_prompt *p, double cached_tokens, double prompt_tokens)
+void pl_prompt_usage(pl_holdings_loop *l, pl_prompt *p, double cached_tokens, double prompt_tokens,
+                     unsigned shape)
 {
-    if (p->slot < 0 || cached_tokens < 0 || prompt_tokens <= 0)
+    if (p->slot < 0 || prompt_tokens <= 0)
         return;
     const pl_keys *k = &p->size[p->at].keys;
-    add(&l->h->stats.requests, 1);
-    add(&l->h->stats.predicted_tokens, p->expected_tokens);
-    add(&l->h->stats.actual_tokens, cached_tokens);
-    add(&l->h->stats.error_tokens, fabs(p->expected_tokens - cached_tokens));
+    told *t = &l->h->by_slot[p->slot];
+    const uint32_t bit = 1u << (shape & 31);
+    bool tells = atomic_load_explicit(&t->shapes, memory_order_relaxed) & bit;
+    if (cached_tokens < 0 && !tells)
+        return;
+    if (!tells)
+        atomic_fetch_or_explicit(&t->shapes, bit, memory_order_relaxed);
+    cached_tokens = fmax(cached_tokens, 0);
+    add(&t->requests, 1);
+    add(&t->predicted, p->expected_tokens);
+    add(&t->actual, cached_tokens);
+    add(&t->error, fabs(p->expected_tokens - cached_tokens));
     if (!p->live && p->expected_units)
         pl_approx_correct(l->h->routed, k->key, k->n, p->slot,
                           pl_keys_held(k, p->expected_units, cached_tokens, prompt_tokens),

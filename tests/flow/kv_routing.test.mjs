@@ -4,6 +4,7 @@ import { test } from 'node:test';
 import assert from 'node:assert/strict';
 import { metric, startRouter, until, usable } from './lib/proc.mjs';
 import { get, post } from './lib/http.mjs';
+import { fakeEngine, gate } from './lib/fake.mjs';
 import { KvSubscriber } from './lib/subscriber.mjs';
 import {
   blindPolicy, complete, explain, holders, indexOf, policy, prompt, published, quietEngine,
@@ -303,7 +304,7 @@ test('a chat is found by the token ids that the engine makes of it; explain asks
   const router = await startRouter(t, {
     policy: policy(t),
     config: {
-      kv: { tokenize_seconds: 10 },
+      kv: { tokenize_seconds: 10, chunk_bytes: 4096 }, // as text it would be less than a chunk
       engines: await Promise.all(Object.entries(engines).map(async ([name, e]) => {
         const { endpoint, replay } = await truth(e);
         return { name, url: e.url, kv_events: { mode: 'connect', endpoint, replay } };
@@ -332,6 +333,22 @@ test('a chat is found by the token ids that the engine makes of it; explain asks
   assert.ok(Math.abs(cached - expected.choice.cached_tokens) <= 16, `${cached}`);
 });
 
+test('an engine that gives no token ids is told of, and text goes on without', async (t) => {
+  const one = await published(t, 'a', {}, { kind: 'vllm' });
+  const router = await startPublished(t, [one], { config: { kv: { tokenize_seconds: 10 } } });
+  await one.pub.store(prompt(1));
+  await untilTrust(router, 'a', 'live');
+  const text = (i) => ({ model: 'm', messages: [{ role: 'user', content: `${i} and on it goes `.repeat(50) }] });
+  for (let i = 0; i < 8; i++) { // eight in a row: then it is left alone for a while
+    assert.equal((await post(`${router.url}/v1/chat/completions`, text(i))).status, 200);
+    const { request: { exact_tokens: exact }, workers: [w] } = await explain(router, text(i), '/v1/chat/completions');
+    assert.equal(exact, false);
+    assert.ok(w.cached_tokens > 100, 'what was routed stands in');
+  }
+  assert.match((await router.log('tokenizes_not')).message, /^a: .*approximate mode/);
+  assert.ok(await metric(router, 'perilune_tokenize_failed_total') >= 8);
+});
+
 test('a router ends while explanations wait for their token ids', async (t) => {
   const one = await published(t, 'a', {}, { kind: 'vllm' });
   const router = await startPublished(t, [one], { config: { kv: { tokenize_seconds: 10 } } });
@@ -343,4 +360,38 @@ test('a router ends while explanations wait for their token ids', async (t) => {
   await one.fake.request(0);
   await router.stop();
   for (const answer of await Promise.all(asked)) assert.ok(answer instanceof Error || answer.status === 503);
+});
+
+// Blocks under decode while three requests run that begin alike: 20 blocks in common, 2 of each one's own.
+test('blocks that running requests share count once, where the policy or the configuration wants it', async (t) => {
+  const ids = (i) => [...prompt(1, 320), ...prompt(20 + i, 32)];
+  async function blocks(name, { flags = [], config = {} } = {}) {
+    const fake = await fakeEngine(t);
+    const open = gate();
+    fake.handler = async (entry, res) => {
+      await open.opened;
+      fake.json(res, 200, { choices: [] });
+    };
+    const router = await startRouter(t, { engines: { a: fake.url }, policy: name, flags, config });
+    await usable(router, 1);
+    const sent = [0, 1, 2].map((i) => post(`${router.url}/v1/completions`, { prompt: ids(i) }));
+    await fake.request(2);
+    const count = async () => (await get(`${router.admin}/engines/a`)).json.workers[0].decode_blocks;
+    const during = await count();
+    open.open();
+    for (const answer of await Promise.all(sent)) assert.equal(answer.status, 200);
+    await until('all is given back', async () => await count() === 0);
+    await router.stop();
+    return during;
+  }
+  const apart = 3 * 22, shared = 20 + 3 * 2;
+  assert.equal(await blocks('prefix_seconds'), apart);
+  assert.equal(await blocks('least_loaded', { config: { kv: { assume_kv_reuse: true } } }), shared);
+  assert.equal(await blocks('kv_aware'), shared);
+  assert.equal(await blocks('kv_aware', { flags: ['--set', 'preset=v0'] }), apart);
+  const asks = policy(t, `local p = { api = 1, name = "asks", params = { reuse = true } }
+    function p.init(params) p.assume_kv_reuse = params.reuse end
+    function p.score(req, w) return w.decode_blocks end return p`);
+  assert.equal(await blocks(asks), shared);
+  assert.equal(await blocks(asks, { flags: ['--set', 'reuse=false'] }), apart);
 });

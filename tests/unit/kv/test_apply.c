@@ -343,12 +343,53 @@ static void what_does_not_fit_is_refused_and_counted(void **state)
     send(&x);
     assert_int_equal(c->refused, 2);
     end(&x);
-    /* where nobody said the block size, the first store does */
+}
+
+static void the_first_store_says_the_block_size_where_nobody_did(void **state)
+{
+    (void)state;
+    fixture x;
     begin(&x, 0, 1, true);
-    pack(&x.p, "[0,[['BlockStored',[1],n,[1,2,3,4],4],['BlockStored',[2],n,#,8]],0]", 8, 1);
+    pack(&x.p, "[0,[['BlockStored',[1,2],n,#,4],['BlockStored',[3],n,#,8]],0]", 8, 1, 8, 1);
     send(&x);
     assert_int_equal(pl_apply_block_tokens(&x.t), 4);
     assert_int_equal(x.ranks[0].counts.bad_block_size, 1);
+    /* a restart may have another one */
+    pl_apply_clear(x.a, &x.ranks[0]);
+    pack(&x.p, "[0,[['BlockStored',[3],n,#,8],['BlockStored',[4],3,#,8]],0]", 8, 1, 8, 9);
+    send(&x);
+    assert_int_equal(pl_apply_block_tokens(&x.t), 8);
+    assert_int_equal(x.ranks[0].counts.stored, 4);
+    end(&x);
+
+    /* one block alone may be a short last page; what is said twice stands */
+    begin(&x, 0, 1, true);
+    pack(&x.p, "[0,[['BlockStored',[1],99,[1,2],2],['BlockStored',[2],n,#,4]],0]", 4, 1);
+    send(&x);
+    assert_int_equal(pl_apply_block_tokens(&x.t), 4);
+    assert_int_equal(x.ranks[0].counts.stored, 1);
+    pack(&x.p, "[0,[['BlockStored',[3],2,#,4],['BlockStored',[4],n,#,8]],0]", 4, 5, 8, 1);
+    send(&x);
+    assert_int_equal(pl_apply_block_tokens(&x.t), 4);
+    assert_int_equal(x.ranks[0].counts.stored, 2);
+    assert_int_equal(x.ranks[0].counts.bad_block_size, 1);
+    end(&x);
+
+    /* what was given stands, whatever comes */
+    begin(&x, 8, 1, true);
+    pack(&x.p, "[0,[['BlockStored',[1,2],n,#,4]],0]", 8, 1);
+    send(&x);
+    assert_int_equal(x.t.block_tokens, 8);
+    assert_true(x.ranks[0].tried && !x.ranks[0].landed);
+    pack(&x.p, "[0,[['BlockStored',[1],n,#,8]],0]", 8, 1);
+    send(&x);
+    assert_false(x.ranks[0].tried && !x.ranks[0].landed);
+    /* what was indexed before a clear says nothing of what comes now */
+    pl_apply_clear(x.a, &x.ranks[0]);
+    assert_false(x.ranks[0].tried && !x.ranks[0].landed);
+    pack(&x.p, "[0,[['BlockStored',[1,2],n,#,4]],0]", 8, 1);
+    send(&x);
+    assert_true(x.ranks[0].tried && !x.ranks[0].landed);
     end(&x);
 }
 
@@ -462,6 +503,7 @@ int main(void)
         cmocka_unit_test(router_events_bring_their_local_hashes),
         cmocka_unit_test(one_dense_group_speaks_for_a_hybrid_model),
         cmocka_unit_test(what_does_not_fit_is_refused_and_counted),
+        cmocka_unit_test(the_first_store_says_the_block_size_where_nobody_did),
         cmocka_unit_test(spaces_without_end_are_refused),
         cmocka_unit_test(a_size_that_was_learned_is_learned_again),
         cmocka_unit_test(what_brings_nothing_is_noticed),
