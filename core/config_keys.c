@@ -59,6 +59,12 @@ static int read_api_key_file(const pl_reader_ctx *rd, const json_t *value, const
     return pl_config_secret_file(rd, value, path, &((pl_api_key *)base)->key);
 }
 
+static int read_engine_key_file(const pl_reader_ctx *rd, const json_t *value, const char *path,
+                                void *base)
+{
+    return pl_config_secret_file(rd, value, path, &((pl_engine_spec *)base)->api_key);
+}
+
 /* --- engines --- */
 
 static const char *const kinds[] = {"auto", "sglang", "vllm", "other", NULL};
@@ -99,6 +105,10 @@ static const pl_key engine_keys[] = {
      .help = "unique name, in logs, "
              "headers and metrics"},
     {"kind", PL_KEY_CHOICE, ENGINE(kind), .choices = kinds, .help = "auto: asked of the engine"},
+    {"api_key", PL_KEY_SECRET, ENGINE(api_key),
+     .help = "sent to it as a bearer token, in place of the client's; best from env(\"NAME\")"},
+    {"api_key_file", PL_KEY_OTHER, ENGINE(api_key), .read = read_engine_key_file,
+     .shape = "file name", .help = "a file that holds the key, instead of api_key"},
     {"weight", PL_KEY_NUMBER, ENGINE(weight), 0.001, 1000,
      .help = "its share, for policies that "
              "look at it"},

@@ -209,7 +209,8 @@ static void match_all(pl_index_reader *reader, pl_index *ix, const query *q, uin
                 match(reader, ix, q, sizes[i], eagle, q->lora, local, m, by_slot);
                 continue;
             }
-            match(reader, ix, q, sizes[i], eagle, (pl_str){NULL, 0}, local, m, by_slot);
+            if (!q->model->adapter)
+                match(reader, ix, q, sizes[i], eagle, (pl_str){NULL, 0}, local, m, by_slot);
             match(reader, ix, q, sizes[i], eagle, q->model->id, local, m, by_slot);
         }
 }

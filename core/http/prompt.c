@@ -59,7 +59,7 @@ bool pl_prompt_wants_usage(pl_request *rq)
     for (int i = 0; i < rq->ask.model->workers_n; i++) {
         int trust =
             atomic_load_explicit(&rq->ask.model->workers[i]->kv_trust, memory_order_relaxed);
-        if (trust != PL_KV_LIVE)
+        if (trust != PL_KV_LIVE || rq->prompt->size[0].unnamed)
             return true; /* it corrects what is believed of a worker that publishes nothing */
     }
     /* events need no correction: a sample says how good they are */

@@ -339,8 +339,15 @@ static int decide_once(pl_request *rq)
     case PL_DECIDED:
         break;
     }
-    if (rq->trusted)
+    if (rq->trusted && !(rq->ask.pin && rq->ask.pin_must))
         pl_pins_told_rank(rq, d);
+    if (pl_session_is_held_elsewhere(rq, d->worker)) {
+        pl_relay_error(rq, 400, "invalid_session", -1,
+                       "this request carries only what is new in its session, which %s holds: it "
+                       "cannot be pinned to %s",
+                       rq->ask.pin->name, d->worker->name);
+        return 1;
+    }
     if (rq->query_only) {
         pl_relay_choice(rq);
         return 1;

@@ -25,7 +25,7 @@ void pl_count_status(pl_loop *l, int status)
 /* --- headers --- */
 
 /* x-request-id and the x-perilune-* headers: at most 5. */
-static int own_headers(const pl_request *rq, pl_header *h)
+static int own_headers(const pl_request *rq, bool refused, pl_header *h)
 {
     int n = 0;
     h[n++] = (pl_header){PL_STR("x-request-id"), rq->id};
@@ -35,7 +35,7 @@ static int own_headers(const pl_request *rq, pl_header *h)
         h[n++] = (pl_header){PL_STR("x-perilune-worker"), pl_str_c(rq->worker->name)};
         h[n++] = (pl_header){PL_STR("x-perilune-reason"), pl_str_c(rq->decision.reason)};
     }
-    if (pl_session_label(rq))
+    if (pl_session_label(rq) && !refused)
         h[n++] = (pl_header){PL_STR("x-perilune-session"), pl_str_c(pl_session_label(rq))};
     h[n++] = (pl_header){PL_STR("x-perilune-policy"),
                          rq->policy.p ? rq->policy
@@ -101,7 +101,7 @@ void pl_relay_error(pl_request *rq, int status, const char *code, double retry_a
     pl_exchange *x = rq->x;
     pl_header own[OWN_HEADERS];
     /* the names must outlive the request: the engine may go with it */
-    int n = own_headers(rq, own);
+    int n = own_headers(rq, true, own);
     for (int i = 0; i < n; i++)
         own[i].value = pl_arena_str(&x->arena, own[i].value);
     rq->status = status;
@@ -142,7 +142,7 @@ void pl_relay_choice(pl_request *rq)
     pl_header h[OWN_HEADERS + 1] = {{PL_STR("content-type"), PL_STR("application/json")}};
     const pl_worker_state *w = rq->decision.worker;
     rq->worker = rq->decision.worker; /* for the headers */
-    int n = 1 + own_headers(rq, h + 1);
+    int n = 1 + own_headers(rq, false, h + 1);
     for (int i = 1; i < n; i++)
         h[i].value = pl_arena_str(&x->arena, h[i].value);
     pl_buf b = {0};
@@ -253,7 +253,7 @@ void pl_relay_head(pl_request *rq, const pl_head *head)
         pl_exchange_abort(x);
         return;
     }
-    int n = own_headers(rq, h);
+    int n = own_headers(rq, false, h);
     for (int i = 0; i < head->headers_n; i++)
         if (passed_header(head->headers[i].name, connection))
             h[n++] = head->headers[i];

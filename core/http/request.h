@@ -50,6 +50,7 @@ struct pl_request {
     /* the session; NULL for requests that name none */
     pl_rq_session *session;
     double retention_seconds;      /* a wish of the client's, -1: none */
+    bool priority_hint;            /* ask.req.priority is agent_hints', not the body's own */
     pl_str cache_salt;             /* nvext's, or the body's own; {NULL,0}: none */
     double pin_instance, pin_rank; /* a trusted client's worker, by slot and rank; -1: none */
     struct {
@@ -184,6 +185,8 @@ bool pl_session_doubtful(int status); /* an engine that answers so may have begu
 void pl_session_answer_failed(pl_request *rq);
 bool pl_session_inside(const pl_request *rq); /* the try goes into an engine's session */
 bool pl_session_is_delta(const pl_request *rq);
+/* It is a delta of what another worker than w holds: only a pin sends it here. */
+bool pl_session_is_held_elsewhere(const pl_request *rq, const pl_worker_state *w);
 void pl_session_over(pl_request *rq);
 void pl_session_free(pl_request *rq);
 /* The client has left in the middle of a turn that the engine's session must see ended. */

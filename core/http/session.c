@@ -95,8 +95,10 @@ static pl_str made_up_id(pl_request *rq)
 static void take_hints(pl_request *rq, const pl_wish *w)
 {
     struct pl_req *req = &rq->ask.req;
-    if (!isnan(w->priority) && rq->scan->members[PL_MEMBER_PRIORITY].type == PL_JSON_ABSENT)
+    if (!isnan(w->priority) && rq->scan->members[PL_MEMBER_PRIORITY].type == PL_JSON_ABSENT) {
         req->priority = (int32_t)fmax(fmin(w->priority, INT32_MAX), INT32_MIN);
+        rq->priority_hint = true;
+    }
     if (w->strict_priority > 0)
         req->strict_priority = (int32_t)fmin(w->strict_priority, INT32_MAX);
     req->expected_output_tokens = w->output_tokens;
@@ -461,14 +463,40 @@ static void go_on_without(pl_request *rq)
     s->label = "router_only";
 }
 
+#define SAID_AGAIN_NS                                                                              \
+    60000000000u /* where sessions fill the engines, and leave them, all the time */
+
+static uint64_t model_bit(const pl_request *rq)
+{
+    return (uint64_t)1 << (XXH3_64bits(rq->ask.model->id.p, rq->ask.model->id.n) & 63);
+}
+
+/* Once, until a session of the model is opened. */
+static void say_no_engine(pl_request *rq)
+{
+    pl_router *r = rq->loop->router;
+    uint64_t now = pl_now_ns(), last = atomic_load(&r->no_session_engine_ns);
+    if (atomic_load(&r->no_session_engine) & model_bit(rq) ||
+        (last && now - last < SAID_AGAIN_NS) ||
+        !atomic_compare_exchange_strong(&r->no_session_engine_ns, &last, now))
+        return;
+    atomic_fetch_or(&r->no_session_engine, model_bit(rq));
+    pl_log(PL_LOG_WARN, "no_session_engine",
+           "no engine of model %.*s can hold a session now; requests go on with affinity only",
+           PL_FMT(rq->ask.model->id));
+}
+
+static void say_opened(pl_request *rq)
+{
+    pl_router *r = rq->loop->router;
+    if (atomic_load_explicit(&r->no_session_engine, memory_order_relaxed) & model_bit(rq))
+        atomic_fetch_and(&r->no_session_engine, ~model_bit(rq));
+}
+
 bool pl_session_no_engine(pl_request *rq)
 {
-    static unsigned long seen[2];
     double arg;
-    if (pl_log_allow(seen, 1))
-        pl_log(PL_LOG_WARN, "no_session_engine",
-               "no engine of model %.*s can hold a session now; requests go on with affinity only",
-               PL_FMT(rq->ask.model->id));
+    say_no_engine(rq);
     int action = session_fault(rq, PL_NO_SESSION_ENGINE, &arg);
     if (action == PL_REJECT || rq->api == PL_API_OPEN_SESSION ||
         rq->session->wish.source == PL_WISH_PARAMS) {
@@ -533,6 +561,7 @@ static int opened(pl_request *rq, int rc)
     if (rc == 0) {
         s->open = rq->ask.wants_open = false;
         s->opened = true;
+        say_opened(rq);
         return 1;
     }
     if (rc == PL_EEXISTS) { /* another router was first: its worker is the session's */

@@ -265,6 +265,11 @@ bool pl_session_is_delta(const pl_request *rq)
     return rq->session && rq->session->wish.delta;
 }
 
+bool pl_session_is_held_elsewhere(const pl_request *rq, const pl_worker_state *w)
+{
+    return pl_session_is_delta(rq) && rq->ask.pin_must && rq->ask.pin && rq->ask.pin != w;
+}
+
 void pl_session_free(pl_request *rq)
 {
     pl_rq_session *s = rq->session;

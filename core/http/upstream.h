@@ -27,6 +27,7 @@ typedef struct pl_pool_options {
     uint64_t pool_idle_ms;        /* 3.5 s */
     unsigned max_idle;            /* idle connections kept, 64 */
     size_t max_head_bytes;        /* of a response */
+    const char *api_key;          /* fetches send it as a bearer token; NULL or "": none. Copied */
 } pl_pool_options;
 
 void pl_pool_options_default(pl_pool_options *o);

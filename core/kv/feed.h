@@ -131,7 +131,7 @@ typedef struct pl_feed_stats {
     double since_seconds;      /* in this state */
     bool connected;            /* to the publisher's socket, as far as ZeroMQ tells */
     bool complete;             /* the index knows all that the engine published */
-    bool nothing_indexed;      /* stores came, and not one block of them could be indexed */
+    bool nothing_indexed;      /* events came since it was empty, and not one block of them was */
     bool has_seq;              /* last_seq means something */
     uint64_t last_seq;         /* applied last */
     uint32_t block_tokens;     /* of its blocks; 0: not known yet */

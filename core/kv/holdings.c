@@ -149,7 +149,9 @@ void pl_holdings_loop_free(pl_holdings_loop *l)
 /* --- keys --- */
 
 /* Which namespace of blocks a prompt is in: adapters are models of their own to a client, but named
- * by events, so a space of that name says that the model is one; and so with Eagle's windows. */
+ * by events, so a space of that name says that the model is one, if its engine does not; and so
+ * with Eagle's windows. An adapter that no event has named (SGLang's never do) is not looked for
+ * among the base model's blocks. */
 typedef struct namespace
 {
     pl_index_space index;
@@ -158,34 +160,36 @@ typedef struct namespace
 }
 namespace;
 
-static namespace namespace_of(const pl_index *ix, pl_str model, uint32_t block_tokens, pl_str salt)
+static namespace namespace_of(const pl_index *ix, const pl_model *m, uint32_t block_tokens,
+                              pl_str salt)
 {
     const pl_str any = PL_STR("*"), none = {NULL, 0};
-    for (int way = 0; way < 4; way++) {
-        namespace n = {.lora = way < 2 ? model : none, .eagle = way & 1};
+    for (int way = 0; way < (m->adapter ? 2 : 4); way++) {
+        namespace n = {.lora = way < 2 ? m->id : none, .eagle = way & 1};
         n.index = pl_index_space_find(ix, any, block_tokens, n.eagle, n.lora, salt);
         if (n.index)
             return n;
     }
-    return (namespace){0, none, false};
+    return (namespace){0, m->adapter ? m->id : none, false};
 }
 
 /* NULL: there can be no keys. */
-static const space_entry *space_of(pl_holdings_loop *l, pl_str model, uint32_t block_tokens,
+static const space_entry *space_of(pl_holdings_loop *l, const pl_model *m, uint32_t block_tokens,
                                    pl_str salt)
 {
     uint64_t spaces = pl_index_spaces(l->h->index);
-    uint64_t name = XXH3_64bits_withSeed(model.p, model.n, block_tokens);
+    uint64_t name =
+        XXH3_64bits_withSeed(m->id.p, m->id.n, (uint64_t)block_tokens << 1 | m->adapter);
     if (salt.n)
         name = XXH3_64bits_withSeed(salt.p, salt.n, name + 1);
     space_entry *e = &l->spaces[name % SPACES_KEPT];
     if (e->space.block.block_tokens == block_tokens && e->name == name && e->spaces == spaces)
         return e;
-    const namespace n = namespace_of(l->h->index, model, block_tokens, salt);
+    const namespace n = namespace_of(l->h->index, m, block_tokens, salt);
     e->name = name;
     e->spaces = spaces;
     e->index = n.index;
-    if (pl_keys_space_init(&e->space, model, block_tokens, n.eagle, n.lora, salt,
+    if (pl_keys_space_init(&e->space, m->id, block_tokens, n.eagle, n.lora, salt,
                            l->h->o.chunk_bytes) == 0)
         return e;
     memset(e, 0, sizeof *e);
@@ -226,8 +230,9 @@ bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl
             *k = p->size[0].keys;
             continue;
         }
-        const space_entry *e = space_of(l, m->id, p->size[i].block_tokens, cache_salt);
+        const space_entry *e = space_of(l, m, p->size[i].block_tokens, cache_salt);
         p->size[i].space = e ? e->index : 0;
+        p->size[i].unnamed = m->adapter && !p->size[i].space;
         if (!e || pl_keys_of_request(&e->space, s, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
         if (k->kind == PL_KEYS_TOKENS && k->batch <= 1) {
@@ -246,9 +251,10 @@ bool pl_prompt_tokens(pl_holdings_loop *l, const pl_model *m, const uint32_t *id
     begin(m, p);
     p->tokens = (double)n;
     for (int i = 0; i < p->sizes_n; i++) {
-        const space_entry *e = space_of(l, m->id, p->size[i].block_tokens, cache_salt);
+        const space_entry *e = space_of(l, m, p->size[i].block_tokens, cache_salt);
         pl_keys *k = &p->size[i].keys;
         p->size[i].space = e ? e->index : 0;
+        p->size[i].unnamed = m->adapter && !p->size[i].space;
         if (!e || pl_keys_of_tokens(&e->space, ids, n, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
         any = any || k->n > 0 || k->local_n > 0;
@@ -307,7 +313,7 @@ static void match_index(pl_holdings_loop *l, const pl_prompt *p, int at)
 }
 
 /* What was routed or predicted, for the workers whose events are trusted or for the others; of
- * text, of which events say nothing, for all. */
+ * what events do not tell (text, an adapter without a name), for all. */
 static void match_routed(pl_holdings_loop *l, const pl_prompt *p, int at, pl_approx *from,
                          bool trusted)
 {
@@ -317,7 +323,8 @@ static void match_routed(pl_holdings_loop *l, const pl_prompt *p, int at, pl_app
     int n = pl_approx_match(from, k->key, k->n, l->approx, PL_MAX_WORKERS);
     for (int i = 0; i < n; i++) {
         int slot = l->approx[i].slot;
-        if (k->kind == PL_KEYS_TOKENS && (l->trusted[slot] == l->stamp) != trusted)
+        if (k->kind == PL_KEYS_TOKENS && !p->size[at].unnamed &&
+            (l->trusted[slot] == l->stamp) != trusted)
             continue;
         pl_kv_hit *h = hit_of(l, slot);
         uint32_t tokens = tokens_of(p, pl_keys_tokens(k, l->approx[i].chunks, p->tokens));
@@ -345,15 +352,15 @@ const pl_kv_hit *pl_prompt_match(pl_holdings_loop *l, const pl_prompt *p, const 
         silent = silent || !yes;
     }
     for (int i = 0; i < p->sizes_n; i++) {
-        bool text = p->size[i].keys.kind == PL_KEYS_TEXT;
+        bool text = p->size[i].keys.kind == PL_KEYS_TEXT, untold = text || p->size[i].unnamed;
         if (text && i > 0)
             break; /* the same keys once more */
         if (published)
             match_index(l, p, i);
         /* text says nothing to the index: what was routed is all there is */
-        if (silent || text)
+        if (silent || untold)
             match_routed(l, p, i, l->h->routed, false);
-        if (published && !text && l->h->predicted)
+        if (published && !untold && l->h->predicted)
             match_routed(l, p, i, l->h->predicted, true);
     }
     return l->hits;
@@ -378,7 +385,7 @@ void pl_prompt_routed(pl_holdings_loop *l, pl_prompt *p, const pl_worker_state *
     if (p->at < 0 || !p->size[p->at].keys.n)
         return;
     const pl_keys *k = &p->size[p->at].keys;
-    p->live = believed(w) && k->kind == PL_KEYS_TOKENS;
+    p->live = believed(w) && k->kind == PL_KEYS_TOKENS && !p->size[p->at].unnamed;
     p->slot = w->slot;
     p->routed_ns = pl_clock_now_ns(l->h->o.clock);
     p->expected_tokens = expected_tokens;

@@ -62,6 +62,7 @@ typedef struct pl_prompt {
         uint32_t block_tokens;
         pl_keys keys;
         pl_index_space space; /* of the index; 0: nobody publishes there */
+        bool unnamed;         /* of an adapter that no event has named: as if nobody published */
     } size[PL_PROMPT_SIZES];
     int sizes_n;
     double tokens; /* of the prompt, as far as it is known */

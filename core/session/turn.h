@@ -3,8 +3,9 @@
  * outlives its pl_turn (t is NULL then: detached) until what it has begun in the store is answered
  * and undone.
  *
- *     begin: LOOKUP -> (engine-backed) GATE -> LEASE <-> POLL -> IDLE      OPEN: GATE -> LOOKUP ->
- * ... open:  IDLE -> (GATE) -> OPENING -> BINDING -> IDLE; race lost: -> LEASE <-> POLL -> IDLE
+ *     begin: LOOKUP -> (engine-backed) GATE -> LEASE <-> POLL -> IDLE
+ *     OPEN, CLOSE: GATE -> LOOKUP -> ...
+ *     open:  IDLE -> (GATE) -> OPENING -> BINDING -> IDLE; race lost: -> LEASE <-> POLL -> IDLE
  *     sent:  IDLE -> SENT -> IDLE
  *     end:   IDLE, SENT -> ENDING -> over; a release that failed: <-> POLL
  */

@@ -165,6 +165,33 @@ test('salts and adapters set prompts apart', async (t) => {
   assert.deepEqual(plain.workers.map((w) => w.cached_tokens), [0, 0]);
 });
 
+test("an adapter that no event has named is not taken for the base model", async (t) => {
+  const one = await published(t, 'a', { style: 'vllm-maps' });
+  const two = await published(t, 'b', { style: 'vllm-maps' });
+  for (const { fake } of [one, two]) fake.models = ['m', { id: 'tuned', parent: 'm' }, { id: 'other', parent: 'm' }];
+  const router = await startPublished(t, [one, two]);
+  const ids = prompt(1, 64);
+  const cached = async (model) => Object.fromEntries((await explain(router, { model, prompt: ids })).workers
+    .map((w) => [w.name, w.cached_tokens]));
+  await one.pub.store(ids);
+  await two.pub.store(prompt(9, 64));
+  await untilTrust(router, 'a', 'live');
+  await untilTrust(router, 'b', 'live');
+  assert.deepEqual(await cached('m'), { a: 64, b: 0 });
+  assert.deepEqual(await cached('tuned'), { a: 0, b: 0 });
+  assert.deepEqual(await holders(router, ids, { model_name: 'tuned' }), {});
+  // what was sent there stands in, as where nothing is published; by the adapter's own name
+  await complete(router, ids, { model: 'tuned' });
+  assert.deepEqual(await cached('tuned'), { a: 64, b: 0 });
+  assert.deepEqual(await cached('other'), { a: 0, b: 0 });
+  // then its events have the say
+  await two.pub.store(ids, { lora: 'tuned' });
+  await untilHeld(router, ids, { b: 64 }, { model_name: 'tuned' });
+  assert.deepEqual(await cached('tuned'), { a: 0, b: 64 });
+  assert.deepEqual(await cached('m'), { a: 64, b: 0 });
+  assert.deepEqual(await cached('other'), { a: 0, b: 0 });
+});
+
 test('each rank is a worker: what it holds decides, and the engine is told', async (t) => {
   const engine = await startSim(t, ['--dp-size', '2']);
   const router = await startRouter(t, {

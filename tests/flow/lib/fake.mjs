@@ -96,7 +96,8 @@ export class FakeEngine {
     if (path === '/v1/models') {
       this.json(res, 200, {
         object: 'list',
-        data: this.models.map((id) => ({ id, object: 'model', created: 1, owned_by: 'fake' })),
+        data: this.models.map((m) => ({ object: 'model', created: 1, owned_by: 'fake',
+          ...(typeof m === 'string' ? { id: m } : m) })),
       });
       return;
     }
