@@ -21,9 +21,9 @@ typedef struct source {
     bool fed;          /* it is a source of the feed */
     bool told;         /* that it publishes nowhere that we could use was said */
     bool in_view;
-    pl_discovered told_by; /* what it said of where it publishes; when it is fed from that */
+    pl_discovered where; /* it told us so; the feed has it */
     struct {
-        uint64_t batches;
+        uint64_t events;
         bool asleep;
         bool off;           /* its cached tokens are far from those predicted; that was told */
         pl_accuracy judged; /* then */
@@ -78,12 +78,6 @@ static void feed_from(pl_knowledge *k, source *s, const pl_discovered *d)
         pl_discovered_source(d, &src);
         if (!src.replay.n) /* older SGLang has one and does not tell */
             src.replay = pl_str_c(e->events_replay);
-        s->told_by = *d;
-        if (d->ranks && d->ranks != e->workers_n)
-            pl_log(
-                PL_LOG_WARN, "kv_events_ranks",
-                "%s publishes KV events of %d ranks, but is configured with %d: set dp_size = %d",
-                e->name, d->ranks, e->workers_n, d->ranks);
     }
     if (src.block_tokens)
         for (int i = 0; i < e->workers_n; i++)
@@ -99,11 +93,23 @@ static void feed_from(pl_knowledge *k, source *s, const pl_discovered *d)
     free(slots);
 }
 
+/* It is no source of the feed any more, and the index has nothing of it. */
+static void unfeed(pl_knowledge *k, source *s)
+{
+    pl_engine *e = s->engine;
+    if (!s->fed || pl_feed_source_remove(k->feed, e->workers[0].slot) == PL_ENOMEM)
+        return; /* out of memory: as it was */
+    s->fed = false;
+    for (int i = 0; i < e->workers_n; i++) {
+        atomic_store_explicit(&e->workers[i].kv_trust, PL_KV_ROUTED, memory_order_relaxed);
+        s->rank[i].events = 0;
+    }
+}
+
 static void forget(pl_knowledge *k, source *s)
 {
     pl_engine *e = s->engine;
-    if (s->fed)
-        pl_feed_source_remove(k->feed, e->workers[0].slot);
+    unfeed(k, s);
     for (int i = 0; i < e->workers_n; i++)
         pl_holdings_worker_gone(k->router->holdings, e->workers[i].slot);
     pl_engine_unref(e);
@@ -154,25 +160,15 @@ void pl_knowledge_sync(pl_router *r)
     }
 }
 
-/* The engine was started again with other settings. */
-static void stop_feeding(pl_knowledge *k, source *s)
+static bool same(const pl_discovered *a, const pl_discovered *b)
 {
-    pl_engine *e = s->engine;
-    pl_feed_source_remove(k->feed, e->workers[0].slot);
-    s->fed = s->told = false;
-    for (int i = 0; i < e->workers_n; i++) {
-        s->rank[i].batches = 0;
-        atomic_store_explicit(&e->workers[i].kv_trust, PL_KV_ROUTED, memory_order_relaxed);
-    }
+    return a->mode == b->mode && strcmp(a->endpoint, b->endpoint) == 0 &&
+           strcmp(a->replay, b->replay) == 0 && strcmp(a->snapshot, b->snapshot) == 0 &&
+           strcmp(a->topic, b->topic) == 0 && a->block_tokens == b->block_tokens &&
+           a->ranks == b->ranks;
 }
 
-static bool is_the_same(const pl_discovered *a, const pl_discovered *b)
-{
-    return strcmp(a->endpoint, b->endpoint) == 0 && strcmp(a->replay, b->replay) == 0 &&
-           strcmp(a->snapshot, b->snapshot) == 0 && strcmp(a->topic, b->topic) == 0 &&
-           a->block_tokens == b->block_tokens && a->ranks == b->ranks;
-}
-
+/* Told again and again: where it has changed, another program answers by now. */
 void pl_knowledge_described(pl_router *r, pl_engine *e, pl_str server_info)
 {
     pl_knowledge *k = r->knowledge;
@@ -182,14 +178,19 @@ void pl_knowledge_described(pl_router *r, pl_engine *e, pl_str server_info)
     pl_discovered d;
     pl_errbuf eb = {""};
     int rc = pl_discover_sglang(server_info, pl_str_c(e->host), &d, &eb);
-    if (s->fed && (rc == PL_ENOTFOUND || (rc == 0 && !is_the_same(&d, &s->told_by)))) {
-        pl_log(PL_LOG_INFO, "kv_events_moved", "%s: its KV events are no longer at %s", e->name,
-               s->told_by.endpoint);
-        stop_feeding(k, s);
+    bool publishes = rc == 0 && d.endpoint[0];
+    if (s->fed && (publishes ? !same(&d, &s->where) : rc == PL_ENOTFOUND)) {
+        pl_log(PL_LOG_INFO, "kv_events_moved", "%s publishes the events of its KV cache %s",
+               e->name, publishes ? "elsewhere, or cut otherwise" : "no more");
+        unfeed(k, s);
     }
-    if (s->fed)
-        return;
-    if (rc == 0 && d.endpoint[0]) {
+    if (publishes && !s->fed) {
+        if (d.ranks && d.ranks != e->workers_n && !e->events_one_stream)
+            pl_log(PL_LOG_WARN, "kv_ranks",
+                   "%s: %d data-parallel ranks publish events, and dp_size is %d: set it to know "
+                   "of all",
+                   e->name, d.ranks, e->workers_n);
+        s->where = d;
         feed_from(k, s, &d);
     } else if (rc != 0 && rc != PL_ENOTFOUND && !s->told) {
         s->told = true;
@@ -226,12 +227,13 @@ static void look_at(pl_knowledge *k, source *s)
         atomic_store_explicit(&w->kv_trust, trust_of(&st), memory_order_relaxed);
         if (st.block_tokens)
             atomic_store_explicit(&w->block_tokens, (int32_t)st.block_tokens, memory_order_relaxed);
+        atomic_store_explicit(&w->kv_windows, st.eagle ? 2 : st.plain, memory_order_relaxed);
         /* with nothing under way that was not computed yet, all that was predicted is told by now
          */
-        if (st.counts.batches != s->rank[i].batches && atomic_load(&w->queued_prefill_tokens) == 0)
+        if (st.counts.events != s->rank[i].events && atomic_load(&w->queued_prefill_tokens) == 0)
             pl_holdings_published(k->router->holdings, w->slot,
                                   pl_now_ns() - (uint64_t)LOOK_MS * 1000000u);
-        s->rank[i].batches = st.counts.batches;
+        s->rank[i].events = st.counts.events;
     }
 }
 

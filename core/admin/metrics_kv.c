@@ -104,7 +104,7 @@ static void gauges(pl_text *t, const fed *f, int n)
     for (int i = 0; i < n; i++)
         pl_text_value(t, f[i].s.complete, 1, "worker", f[i].worker);
     pl_text_family(t, "perilune_kv_nothing_indexed", "gauge",
-                   "1 while stores came and no block of them could be indexed");
+                   "1 while events come and no block of them could be indexed");
     for (int i = 0; i < n; i++)
         pl_text_value(t, f[i].s.nothing_indexed, 1, "worker", f[i].worker);
     pl_text_family(t, "perilune_kv_last_sequence", "gauge", "Number of the batch applied last");

@@ -66,8 +66,11 @@ typedef struct pl_apply_counts {
 typedef struct pl_apply_rank {
     int slot;
     int32_t group; /* the layer group that speaks for the worker; -1: none has spoken */
+    /* since it was cleared: events that could have brought blocks, or are not understood; those
+     * that did */
+    uint64_t tried, landed;
+    bool plain, eagle; /* what its last store with tokens was; neither: none came */
     pl_apply_counts counts;
-    pl_apply_counts then; /* counts when it had nothing the last time */
 } pl_apply_rank;
 
 /* An engine. The caller owns it and all it points to. */
@@ -76,9 +79,15 @@ typedef struct pl_apply_target {
     uint32_t block_tokens; /* 0: not known, the first store says it */
     pl_apply_rank *ranks;  /* by rank */
     int ranks_n;
-    bool learned; /* block_tokens is what a store said */
-    bool guessed; /* one block alone said it, which may have been a short last page */
+    uint32_t learned_tokens; /* what it said; by the first store after a clear it may change */
+    bool guessed; /* one block alone has said it, which may have been a short last page */
 } pl_apply_target;
+
+/* Tokens in its blocks; 0: not known yet. */
+static inline uint32_t pl_apply_block_tokens(const pl_apply_target *t)
+{
+    return t->block_tokens ? t->block_tokens : t->learned_tokens;
+}
 
 typedef struct pl_apply pl_apply;
 
@@ -100,10 +109,6 @@ int pl_apply_batch(pl_apply *a, pl_apply_target *t, int rank, const void *payloa
 
 /* The rank has nothing any more. */
 void pl_apply_clear(pl_apply *a, pl_apply_rank *r);
-/* The engine may be another one now: the next store says its block size, unless it was given. */
-void pl_apply_forget_size(pl_apply_target *t);
-/* Since the rank had nothing, stores came and no block of them was indexed. */
-bool pl_apply_nothing_indexed(const pl_apply_rank *r);
 
 /* Drops what is not among the n names. PL_EUNAVAILABLE: the index cannot. */
 int pl_apply_keep(pl_apply *a, pl_apply_rank *r, const uint64_t *engine, size_t n, size_t *dropped)

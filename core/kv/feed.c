@@ -251,6 +251,10 @@ int pl_feed_ingest(pl_feed *f, int slot, pl_str bytes, bool json, pl_errbuf *eb)
     pthread_mutex_lock(&f->lock);
     if (!f->slots[slot] || !f->slots[slot]->owner)
         rc = pl_fail(eb, PL_ENOTFOUND, "no source of KV events for that worker");
+    else if (f->slots[slot]->stats.state == PL_TRUST_UNTRUSTED)
+        rc = pl_fail(eb, PL_EBUSY,
+                     "nothing is taken from that worker for a while: it sent garbage, too much, or "
+                     "numbers that begin anew each time");
     else if (f->mail_bytes + m->n > f->limits.ingest_bytes)
         rc = pl_fail(eb, PL_EBUSY, "too many events are waiting; try again");
     if (rc == 0) {

@@ -182,31 +182,33 @@ typedef struct namespace
 namespace;
 
 static namespace namespace_of(const pl_index *ix, const pl_model *m, uint32_t block_tokens,
-                              pl_str salt)
+                              int windows, pl_str salt)
 {
     const pl_str any = PL_STR("*"), none = {NULL, 0};
     for (int way = 0; way < (m->adapter ? 2 : 4); way++) {
         namespace n = {.lora = way < 2 ? m->id : none, .eagle = way & 1};
+        if (windows && n.eagle != (windows == 2))
+            continue;
         n.index = pl_index_space_find(ix, any, block_tokens, n.eagle, n.lora, salt);
         if (n.index)
             return n;
     }
-    return (namespace){0, m->adapter ? m->id : none, false};
+    return (namespace){0, m->adapter ? m->id : none, windows == 2};
 }
 
 /* NULL: there can be no keys. */
 static const space_entry *space_of(pl_holdings_loop *l, const pl_model *m, uint32_t block_tokens,
-                                   pl_str salt)
+                                   int windows, pl_str salt)
 {
     uint64_t spaces = pl_index_spaces(l->h->index);
-    uint64_t name =
-        XXH3_64bits_withSeed(m->id.p, m->id.n, (uint64_t)block_tokens << 1 | m->adapter);
+    uint64_t how = (uint64_t)block_tokens << 3 | (unsigned)windows << 1 | m->adapter;
+    uint64_t name = XXH3_64bits_withSeed(m->id.p, m->id.n, how);
     if (salt.n)
         name = XXH3_64bits_withSeed(salt.p, salt.n, name + 1);
     space_entry *e = &l->spaces[name % SPACES_KEPT];
     if (e->space.block.block_tokens == block_tokens && e->name == name && e->spaces == spaces)
         return e;
-    const namespace n = namespace_of(l->h->index, m, block_tokens, salt);
+    const namespace n = namespace_of(l->h->index, m, block_tokens, windows, salt);
     e->name = name;
     e->spaces = spaces;
     e->index = n.index;
@@ -223,18 +225,35 @@ static uint32_t block_tokens_of(const pl_worker_state *w)
     return n > 0 ? (uint32_t)n : PL_LEDGER_BLOCK_TOKENS;
 }
 
+static int windows_of(const pl_worker_state *w)
+{
+    return atomic_load_explicit(&w->kv_windows, memory_order_relaxed);
+}
+
+/* Which of size[] is the worker's; sizes_n: none. What is not known is what the others have. */
+static int find_size(const pl_prompt *p, const pl_worker_state *w)
+{
+    uint32_t n = block_tokens_of(w);
+    int windows = windows_of(w), k = 0;
+    while (k < p->sizes_n && (p->size[k].block_tokens != n ||
+                              (windows && p->size[k].windows && p->size[k].windows != windows)))
+        k++;
+    return k;
+}
+
 /* For the block sizes of the model's workers, the first few. */
 static void begin(const pl_model *m, pl_prompt *p)
 {
     memset(p, 0, sizeof *p);
     p->slot = -1;
     for (int i = 0; i < m->workers_n; i++) {
-        uint32_t n = block_tokens_of(m->workers[i]);
-        int k = 0;
-        while (k < p->sizes_n && p->size[k].block_tokens != n)
-            k++;
-        if (k == p->sizes_n && k < PL_PROMPT_SIZES)
-            p->size[p->sizes_n++].block_tokens = n;
+        int k = find_size(p, m->workers[i]);
+        if (k == PL_PROMPT_SIZES)
+            continue;
+        if (k == p->sizes_n)
+            p->size[p->sizes_n++].block_tokens = block_tokens_of(m->workers[i]);
+        if (!p->size[k].windows)
+            p->size[k].windows = windows_of(m->workers[i]);
     }
 }
 
@@ -251,7 +270,8 @@ bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl
             *k = p->size[0].keys;
             continue;
         }
-        const space_entry *e = space_of(l, m, p->size[i].block_tokens, cache_salt);
+        const space_entry *e =
+            space_of(l, m, p->size[i].block_tokens, p->size[i].windows, cache_salt);
         p->size[i].space = e ? e->index : 0;
         p->size[i].unnamed = m->adapter && !p->size[i].space;
         if (!e || pl_keys_of_request(&e->space, s, a, k) != 0)
@@ -274,7 +294,8 @@ bool pl_prompt_tokens(pl_holdings_loop *l, const pl_model *m, const uint32_t *id
     begin(m, p);
     p->tokens = (double)n;
     for (int i = 0; i < p->sizes_n; i++) {
-        const space_entry *e = space_of(l, m, p->size[i].block_tokens, cache_salt);
+        const space_entry *e =
+            space_of(l, m, p->size[i].block_tokens, p->size[i].windows, cache_salt);
         pl_keys *k = &p->size[i].keys;
         p->size[i].space = e ? e->index : 0;
         p->size[i].unnamed = m->adapter && !p->size[i].space;
@@ -289,11 +310,8 @@ bool pl_prompt_tokens(pl_holdings_loop *l, const pl_model *m, const uint32_t *id
 
 static int size_of(const pl_prompt *p, const pl_worker_state *w)
 {
-    uint32_t n = block_tokens_of(w);
-    for (int i = 0; i < p->sizes_n; i++)
-        if (p->size[i].block_tokens == n)
-            return i;
-    return -1;
+    int k = find_size(p, w);
+    return k < p->sizes_n ? k : -1;
 }
 
 static bool believed(const pl_worker_state *w)

@@ -66,6 +66,7 @@ void pl_holdings_loop_free(pl_holdings_loop *l);
 typedef struct pl_prompt {
     struct {
         uint32_t block_tokens;
+        int windows; /* pl_worker_state.kv_windows */
         pl_keys keys;
         pl_index_space space; /* of the index; 0: nobody publishes there */
         bool unnamed;         /* of an adapter that no event has named: as if nobody published */

@@ -16,6 +16,7 @@
 
 #define MAX_ANSWER    65536
 #define CLOSE_WAIT_MS 1000 /* for the close of an open that timed out */
+#define FAILURES_MAX  3    /* in a row: then others are asked, and nobody waits for this one */
 
 struct pl_opening {
     pl_sessions_loop *l;
@@ -139,6 +140,29 @@ static void refused(pl_opening *o, int status)
     finish(o, PL_EUNAVAILABLE);
 }
 
+/* It can be reached by others all the same, so its breaker does not count this. */
+static void failed(const pl_opening *o, const pl_fetch_result *r)
+{
+    static unsigned long seen[2];
+    pl_engine *e = o->c.worker->engine;
+    bool not_it = !r->err && r->status >= 200 && r->status <= 299;
+    uint32_t lost = PL_CAP_SESSIONS | PL_CAP_STREAMING_SESSIONS;
+    bool give_up = atomic_fetch_add(&e->opens_failed, 1) + 1 >= FAILURES_MAX &&
+                   atomic_fetch_and(&e->caps, ~lost) & lost;
+    if (give_up)
+        atomic_store(&e->opens_failed, 0);
+    if (!give_up && !pl_log_allow(seen, 1))
+        return;
+    char status[16];
+    snprintf(status, sizeof status, "status %d", r->status);
+    pl_log(PL_LOG_WARN, "session_open_failed", "%s: /open_session: %s%s%s", e->name,
+           !r->err     ? status
+           : r->detail ? r->detail
+                       : pl_strerror(r->err),
+           not_it ? ", but not with the session's id" : "",
+           give_up ? ", once more: no sessions on it until it is asked again what it can do" : "");
+}
+
 static void on_answer(void *user, const pl_fetch_result *r)
 {
     pl_opening *o = user;
@@ -146,6 +170,7 @@ static void on_answer(void *user, const pl_fetch_result *r)
     o->fetch = NULL;
     pl_sessions_latency(s, &s->open_latency, pl_clock_now_ns(s->c.clock) - o->started_ns);
     if (r->err == 0 && r->status >= 200 && r->status <= 299 && names_it(o, r->body)) {
+        atomic_store(&o->c.worker->engine->opens_failed, 0);
         if (o->c.done) {
             finish(o, 0);
         } else {
@@ -162,10 +187,13 @@ static void on_answer(void *user, const pl_fetch_result *r)
         refused(o, r->status);
     } else if (r->err == PL_ECONNECT || r->err == PL_ERESOLVE || r->err == PL_EUNAVAILABLE ||
                r->err == PL_ENOMEM) { /* it never got there */
+        failed(o, r);
         pl_registry_drop(s->registry, o->c.nonce);
         finish(o, r->err == PL_EUNAVAILABLE ? PL_EIO : r->err);
     } else {
-        close_then_finish(o, r->err ? r->err : PL_EPROTOCOL, r->err != 0);
+        bool answered = !r->err || r->err == PL_ELIMIT; /* too long to be what was asked for */
+        failed(o, r);
+        close_then_finish(o, answered ? PL_EPROTOCOL : r->err, !answered);
     }
 }
 

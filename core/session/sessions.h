@@ -205,6 +205,10 @@ int pl_sessions_can_open_regular(const pl_sessions *s, const pl_worker_state *w)
  * error the turn goes on, as it was. */
 int pl_turn_open(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms, bool streaming);
 
+/* The engine takes no turn of the session that it holds: what is opened in its place, or the end,
+ * closes it as poisoned. */
+void pl_turn_poisoned(pl_turn *t);
+
 /* The engine's name of the session into buf (NUL-terminated, of the ASCII letters, digits and marks
  * that need no care in JSON); its length, 0 when the turn does not hold the lease of an
  * engine-backed one. */

@@ -189,6 +189,14 @@ void pl_turn_finish(pl_turn_inner *in)
     }
 }
 
+void pl_turn_poisoned(pl_turn *t)
+{
+    if (!t->in || t->in->poisoned)
+        return;
+    t->in->poisoned = true;
+    pl_count(&t->in->s->stats.poisoned);
+}
+
 void pl_turn_end(pl_turn *t, pl_turn_end_kind how, const pl_history *history, double held_tokens)
 {
     pl_turn_inner *in = t->in;
@@ -203,7 +211,7 @@ void pl_turn_end(pl_turn *t, pl_turn_end_kind how, const pl_history *history, do
     in->how = how;
     if (t->wish) /* it may have become so meanwhile */
         in->closes = t->wish->action == PL_WISH_CLOSE || t->wish->final;
-    if (how == PL_TURN_POISONED)
+    if (how == PL_TURN_POISONED && !in->poisoned)
         pl_count(&in->s->stats.poisoned);
     if (how == PL_TURN_ABORTED)
         pl_count(&in->s->stats.discarded);

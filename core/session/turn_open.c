@@ -75,7 +75,9 @@ static void bound(pl_turn_inner *in)
     pl_registry_bound(s->registry, in->note.nonce, in->binding.version, in->ttl_ms,
                       pl_clock_now_ns(s->c.clock), -1);
     if (rebind && old.kind == PL_SESSION_ENGINE_BACKED)
-        pl_close_submit(s, &in->name, &old, PL_CLOSE_REBOUND, false, NULL);
+        pl_close_submit(s, &in->name, &old, in->poisoned ? PL_CLOSE_POISONED : PL_CLOSE_REBOUND,
+                        false, NULL);
+    in->poisoned = false;
     if (!in->t) {
         in->how = PL_TURN_FAILED;
         pl_turn_finish(in);

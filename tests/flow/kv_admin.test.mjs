@@ -252,6 +252,10 @@ test('queries by hash take local hashes, however they are written', async (t) =>
   assert.equal(await ask(`"0x${hash.toString(16).toUpperCase()}", 5`), 16);
   assert.equal(await ask('5'), 0);
   await until('the other, too', async () => await ask(`${local}`) === 16);
+  // salt and adapter are in the hash: whoever has it need not say them
+  await post(`${router.admin}/events?engine=a`, { type: 'BlockStored', block_hashes: [21], parent_block_hash: null,
+    token_ids: vector, block_size: 16, cache_salt: 'tenant-a', lora_name: 'my-lora' });
+  await until('the salted one', async () => await ask(`"0x12ed440cccc38cf3"`) === 16); // Dynamo's, too
   for (const bad of ['18446744073709551616', '-9223372036854775809', '"0x"', '"12x"', 'null', '1e3', '"']) {
     assert.match(await ask(bad), /block_hashes\[0\]|not usable/, bad);
   }

@@ -245,6 +245,41 @@ test('what was sent is expected there before the engine has said so', async (t) 
   assert.equal((await indexOf(router)).predicted.inserted, 1);
 });
 
+test("engines with Eagle's windows beside others: each is asked by its own", async (t) => {
+  const list = [await published(t, 'a'), await published(t, 'b')];
+  const router = await startPublished(t, list);
+  const ids = prompt(1, 161);
+  await list[0].pub.store(prompt(90, 16));
+  await untilTrust(router, 'a', 'live');
+  const hashes = Array.from({ length: 10 }, (_, i) => BigInt(i + 1));
+  await list[1].pub.publish([list[1].pub.stored({ hashes, tokens: ids, bigram: true })]);
+  await untilHeld(router, ids, { b: 160 });
+  const cached = async (body) => (await explain(router, body)).workers.map((w) => w.cached_tokens);
+  await until('both are asked', async () => (await cached({ prompt: ids }))[1] === 160);
+  assert.deepEqual(await cached({ prompt: ids }), [0, 160]);
+  assert.equal((await complete(router, ids)).worker, 'b');
+  await list[0].pub.store(ids);
+  await until('a has it, too', async () => (await cached({ prompt: ids }))[0] === 160);
+});
+
+test('events take back what was expected and did not come, of each rank of one stream', async (t) => {
+  const one = await published(t, 'a', {}, { dp_size: 2 });
+  one.entry.kv_events.one_stream = true;
+  const router = await startPublished(t, [one], { config: { kv: { predicted_ttl_seconds: 600 } } });
+  for (const rank of [0, 1]) {
+    const ids = prompt(1 + rank), at = `a/${rank}`;
+    await one.pub.store(ids.slice(0, 16), {}, { rank });
+    await untilHeld(router, ids, { [rank ? 'a/1' : 'a']: 16 });
+    assert.equal((await complete(router, ids)).worker, at);
+    const cached = async () => (await explain(router, { prompt: ids })).workers[rank].cached_tokens;
+    assert.equal(await cached(), 160);
+    await until(`the prediction for ${at} is over`, async () => { // events of something else
+      await one.pub.store(prompt(100 + one.pub.seq, 16), {}, { rank });
+      return await cached() === 16;
+    });
+  }
+});
+
 test('a policy that does not name cached tokens costs no look-up; "always" looks, "off" never', async (t) => {
   const engine = await quietEngine(t, { cached: () => ({ prompt: 160, cached: 0 }) });
   const ids = prompt(1);

@@ -291,31 +291,36 @@ test('an engine that tells where it publishes, but not its replay socket, is con
   assert.deepEqual([endpoint, whole], [pub.endpoint, true]);
 });
 
-test('an engine that comes back publishing elsewhere is followed, and said to have other ranks', async (t) => {
-  const told = (pub, more) => ({ version: '0.5.2', kv_events: pub && {
-    publisher: 'zmq', endpoint_host: '*', endpoint_port_base: Number(pub.endpoint.split(':')[2]), topic: '',
-    block_size: 16, dp_size: 1, ...more,
-  } });
-  const { fake, pub, entry } = await published(t, 'a', { style: 'sglang' });
-  fake.info = told(pub);
-  const router = await startPublished(t, [{ fake, pub, entry: { ...entry, kind: 'sglang', kv_events: {} } }],
+test('an engine that comes back elsewhere, cut otherwise, is listened to there', async (t) => {
+  const { fake, pub } = await published(t, 'a');
+  const tell = (endpoint, more = {}) => {
+    const [host, port] = endpoint.slice('tcp://'.length).split(':');
+    fake.info = { model_path: 'm', tp_size: 1, version: '0.6', kv_events: {
+      publisher: 'zmq', endpoint_host: host, endpoint_port_base: Number(port), topic: '', block_size: 16, dp_size: 1, ...more,
+    } };
+  };
+  tell(pub.endpoint);
+  const router = await startPublished(t, [{ fake, pub, entry: { name: 'a', url: fake.url, kind: 'sglang' } }],
     { config: { health: { detect_interval_seconds: 0.1, interval_seconds: 0.1 } } });
   await pub.store(prompt(1));
   await untilHeld(router, prompt(1), { a: 160 });
-  await untilTrust(router, 'a', 'live');
-
-  const next = await KvPublisher.open(t, { style: 'sglang' });
-  fake.info = told(next, { block_size: 32, dp_size: 2 });
-  pub.close();
-  await next.subscribed();
-  await untilHeld(router, prompt(1), {});
-  await next.store(prompt(2), { blockSize: 32 });
-  await untilHeld(router, prompt(2), { a: 160 });
-  assert.equal((await events(router, 'a')).endpoint, next.endpoint);
-  assert.match((await router.log('kv_events_ranks')).message, /dp_size = 2/);
-
-  fake.info = told(null);
-  await until('it publishes no more', async () => (await workerOf(router, 'a')).events === null);
-  assert.equal((await workerOf(router, 'a')).trust, 'routed');
-  assert.deepEqual(await holders(router, prompt(2)), {});
+  // the same program, told again and again: nothing is begun anew
+  const before = fake.infos;
+  await fake.when(() => fake.infos > before + 2, 'more questions');
+  assert.equal(pub.subscriptions, 1);
+  assert.deepEqual(await holders(router, prompt(1)), { a: 160 });
+  // another one: another port, another topic, other pages, and more ranks than are configured
+  const later = await KvPublisher.open(t, { topic: 'kv' });
+  tell(later.endpoint, { topic: 'kv', block_size: 32, dp_size: 2 });
+  await later.subscribed();
+  await untilHeld(router, prompt(1), {}); // whatever was known is of the former
+  await later.store(prompt(2, 64), { blockSize: 32 });
+  await untilHeld(router, prompt(2, 64), { a: 64 });
+  assert.equal(await goesTo(router, prompt(2, 64)), 'a');
+  assert.match((await router.log('kv_ranks')).message, /2 data-parallel ranks.*dp_size/);
+  // and one that publishes nothing any more
+  fake.info = { ...fake.info, kv_events: null };
+  await untilTrust(router, 'a', 'routed');
+  await untilHeld(router, prompt(2, 64), {});
+  assert.equal((await workerOf(router, 'a')).events, null);
 });

@@ -126,6 +126,28 @@ test('two tenants with one id never meet', async (t) => {
   assert.deepEqual((await sessions(router)).map((s) => s.tenant), ['a']);
 });
 
+test('a session that is closed while it is being opened does not stay open', async (t) => {
+  const { engines: [engine], ask, router } = await fleet(t, { n: 1 });
+  const closes = {
+    native: () => post(`${router.url}/close_session`, { session_id: 'native' }),
+    turn: () => ask({ messages: say('bye'), ...control('turn', 'close') }),
+  };
+  for (const [id, close] of Object.entries(closes)) {
+    const held = gate();
+    engine.onOpen = () => held.opened;
+    const opens = engine.opens.length;
+    const opening = ask({ messages: say('one'), ...control(id, 'open') });
+    await engine.when(() => engine.opens.length > opens, 'the open');
+    const closing = close();
+    await until('the close waits', async () => await metric(router, 'perilune_session_turns_waited_total') === opens + 1);
+    held.open();
+    assert.equal((await opening).headers['x-perilune-session'], 'open');
+    assert.equal((await closing).status, 200);
+    await until('it is closed', () => engine.sessions.size === 0);
+    assert.deepEqual(await sessions(router), []);
+  }
+});
+
 test("SGLang's own calls: opened, used and closed through the router", async (t) => {
   const { engines, router, ask } = await fleet(t);
   const opened = await post(`${router.url}/open_session`, { capacity_of_str_len: 1000, session_id: 'n', streaming: true, timeout: 50 });
@@ -207,8 +229,32 @@ test('no engine can hold a session: it is said once, and requests go on with aff
   assert.equal(all('opens').length, 0);
   await router.log('no_session_engine');
   assert.equal(await metric(router, 'perilune_degraded_no_session_engine_total'), 1);
+  let more = 0;
+  for (const end = Date.now() + 2200; Date.now() < end; more++)
+    assert.equal((await ask({ messages: say('one'), ...control(`t${more}`, 'open') })).status, 200);
+  assert.equal(await metric(router, 'perilune_degraded_no_session_engine_total'), 1 + more);
+  assert.equal(router.logs.filter(({ event }) => event === 'no_session_engine').length, 1, 'for as long as it is so');
   const native = await post(`${router.url}/open_session`, { capacity_of_str_len: 1, streaming: true });
   assert.equal(native.status, 503);
+});
+
+test('the store is full: router-only sessions go, the least recently used first; engines\' own stay, and no more are opened', async (t) => {
+  const { ask, router, engines: [engine] } = await fleet(t, { n: 1, config: { sessions: { max: 3 }, threads: 1 } });
+  const named = (id) => ask({ messages: say('x') }, { headers: { 'x-session-id': id } });
+  for (const id of ['a', 'b', 'c', 'a', 'd']) assert.equal((await named(id)).status, 200);
+  const ids = async () => (await sessions(router)).map(({ id }) => id).sort();
+  assert.deepEqual(await ids(), ['a', 'c', 'd']);
+  assert.equal(await metric(router, 'perilune_sessions_evicted_total'), 1);
+  for (const id of ['e', 'f', 'g']) assert.equal((await ask({ messages: say('x'), ...control(id, 'open') })).status, 200);
+  const refused = await ask({ messages: say('x'), ...control('h', 'open') });
+  assert.equal(refused.status, 503, refused.text);
+  assert.equal(refused.json.error.code, 'session_limit');
+  assert.equal(refused.headers['retry-after'], '5');
+  assert.equal(refused.headers['x-perilune-session'], undefined);
+  await until('what was opened for it is closed', () => engine.sessions.size === 3);
+  assert.deepEqual(await ids(), ['e', 'f', 'g']);
+  assert.equal((await named('i')).status, 200); // without affinity
+  assert.deepEqual(await ids(), ['e', 'f', 'g']);
 });
 
 test('an engine that learns sessions later is used for them', async (t) => {
@@ -289,6 +335,8 @@ test('the admin API lists, shows and closes sessions', async (t) => {
   assert.equal(page.next_cursor, null);
   const one = await get(`${router.admin}/sessions/a%2Fb%20c`);
   assert.equal(one.json.worker, 'e0');
+  assert.equal(one.json.held_tokens, 16); // 10 of the prompt, 6 of the answer
+  assert.equal((await get(`${router.admin}/sessions/plain`)).json.held_tokens, null);
   assert.equal((await get(`${router.admin}/sessions/none`)).status, 404);
   assert.equal((await del(`${router.admin}/sessions/a%2Fb%20c`)).status, 200);
   assert.equal((await del(`${router.admin}/sessions/a%2Fb%20c`)).status, 404);
@@ -340,7 +388,8 @@ test('a poisoned session is closed and said', async (t) => {
   await ask({ messages: say('one'), ...control('s', 'open', { history: 'delta' }) });
   engines[0].sessions.get(engines[0].opens[0].session_id).active = true; // it lost track of a turn
   const answer = await ask({ messages: say('two'), ...control('s', undefined, { history: 'delta' }) });
-  assert.equal(answer.status, 400);
+  assert.equal(answer.status, 409);
+  assert.equal(answer.json.error.code, 'session_lost');
   await engines[0].when(() => engines[0].closes.length === 1, 'the close');
   await router.log('session_poisoned');
   assert.equal(await metric(router, 'perilune_session_closes_total', 'cause="poisoned"'), 1);
