@@ -61,7 +61,7 @@ void pl_holdings_stats_of(pl_holdings *h, pl_holdings_stats *out);
 pl_holdings_loop *pl_holdings_loop_new(pl_holdings *h); /* NULL: out of memory */
 void pl_holdings_loop_free(pl_holdings_loop *l);
 
-#define PL_PROMPT_SIZES 3 /* different block sizes among the workers of one model */
+#define PL_PROMPT_SIZES 8 /* different block sizes among the workers of one model */
 
 typedef struct pl_prompt {
     struct {

@@ -144,6 +144,18 @@ test('an independent publisher is understood, in every style', async (t) => {
   }
 });
 
+test('engines of one model may have blocks of different sizes', async (t) => {
+  const sizes = [1, 4, 8, 16, 32];
+  const list = [];
+  for (const size of sizes) list.push(await published(t, `e${size}`, {}));
+  const router = await startPublished(t, list);
+  for (const [i, size] of sizes.entries()) await list[i].pub.store(prompt(1, 70), { blockSize: size });
+  for (const size of sizes) await untilTrust(router, `e${size}`, 'live');
+  const { workers } = await explain(router, { prompt: prompt(1, 70) });
+  assert.deepEqual(workers.map((w) => [w.name, w.block_tokens, w.cached_tokens]),
+    [['e1', 1, 70], ['e4', 4, 68], ['e8', 8, 64], ['e16', 16, 64], ['e32', 32, 64]]);
+});
+
 test('salts and adapters set prompts apart', async (t) => {
   const one = await published(t, 'a', { style: 'vllm-maps' });
   const two = await published(t, 'b', { style: 'vllm-maps' });
