@@ -69,8 +69,9 @@ struct pl_router {
     struct pl_knowledge *knowledge; /* knowledge.c; NULL: kv.use is off */
     pl_holdings *holdings;          /* NULL: the same */
     struct pl_feed *feed;
-    pl_active *active;     /* NULL: kv.assume_kv_reuse is off */
-    pl_tokcache *tokcache; /* NULL: engines are not asked to tokenize */
+    pl_active *active;                  /* NULL: kv.use is off */
+    pl_tokcache *tokcache;              /* NULL: engines are not asked to tokenize */
+    _Atomic uint32_t tokenize_failures; /* in a row */
     pl_loop *loops;
     int loops_n;
     uv_loop_t control;

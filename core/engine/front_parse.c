@@ -435,7 +435,7 @@ int pl_front_call_parse(pl_front_call *c, json_t *body, int *status, pl_errbuf *
         if (i == f->o->models_n) {
             *status = 404;
             return pl_fail(eb, PL_ENOTFOUND, "The model `%.*s` does not exist.",
-                           model.n > 200 ? 200 : (int)model.n, model.p);
+                           PL_FMT(pl_str_clip(model, 200)));
         }
         c->model = f->o->models[i];
     }

@@ -54,9 +54,12 @@ typedef enum pl_events_mode {
     PL_EVENTS_BIND /* the engine connects to us */
 } pl_events_mode;
 
+enum { PL_ENGINE_KEY_MAX = 4095 }; /* bytes */
+
 typedef struct pl_engine_spec {
-    pl_str name; /* empty: host:port */
-    pl_str url;  /* http://host[:port][/] */
+    pl_str name;    /* empty: host:port */
+    pl_str url;     /* http://host[:port][/] */
+    pl_str api_key; /* what the engine wants as a bearer token; empty: nothing */
     pl_engine_kind kind;
     double weight;                     /* > 0; 0: not given, 1 */
     int32_t max_inflight;              /* 0: no cap */
@@ -77,6 +80,7 @@ struct pl_engine {
     char url[512];  /* normalised: http://host:port, no path; an IPv6 address in [ ] */
     char host[256]; /* to connect to; an IPv6 address without [ ] */
     int port;
+    char api_key[PL_ENGINE_KEY_MAX + 1]; /* never shown; "": the client's own passes */
     double weight;
     int32_t max_inflight;
     int64_t max_queued_prefill_tokens;

@@ -164,7 +164,7 @@ void pl_relay_choice(pl_request *rq)
 /* --- the engine's answer --- */
 
 /* What an engine does not implement is no failure of its: a client could ask for it on purpose. */
-static bool engine_failed(int status)
+bool pl_relay_is_failure(int status)
 {
     return status >= 500 && status != 501 && status != 505;
 }
@@ -174,7 +174,7 @@ static bool engine_failed(int status)
  * to end a row of failures: pl_proxy_end_try tells of that. */
 static void judge(pl_request *rq, int status)
 {
-    if (engine_failed(status)) {
+    if (pl_relay_is_failure(status)) {
         pl_count(&rq->loop->metrics.upstream_failures, 1);
         atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
         pl_breaker_failure(rq->engine, &rq->loop->router->config.decider.breaker, pl_now_ns(),
@@ -232,7 +232,7 @@ static bool pass_head(pl_request *rq, const pl_head *head)
     pl_str connection = pl_forward_hops(&x->arena, head);
     pl_header *h = pl_arena_alloc(&x->arena, ((size_t)head->headers_n + OWN_HEADERS) * sizeof *h);
     if (!h) {
-        pl_proxy_over(rq, PL_END_ENGINE_FAILED);
+        pl_proxy_over(rq, PL_END_CUT);
         pl_exchange_abort(x);
         return false;
     }
@@ -240,7 +240,8 @@ static bool pass_head(pl_request *rq, const pl_head *head)
     for (int i = 0; i < head->headers_n; i++)
         if (passed_header(head->headers[i].name, connection))
             h[n++] = head->headers[i];
-    uint64_t length = head->chunked || rq->swallow_usage ? UINT64_MAX : head->content_length;
+    /* a stream of announced length would have no room for the event that tells its break */
+    uint64_t length = rq->sse || head->chunked ? UINT64_MAX : head->content_length;
     pl_exchange_start(x, head->status, h, n, length);
     if (!pl_decider_wants_done(l->decider))
         pl_exchange_release_body(x); /* a policy's done may still ask for members of it */
@@ -306,7 +307,7 @@ void pl_relay_head(pl_request *rq, const pl_head *head)
 {
     pl_loop *l = rq->loop;
     bool doubtful = rq->session && pl_session_doubtful(head->status);
-    if (engine_failed(head->status) && pl_proxy_may_retry(rq, head->status)) {
+    if (pl_relay_is_failure(head->status) && pl_proxy_may_retry(rq, head->status)) {
         pl_count(&l->metrics.upstream_failures, 1);
         atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
         pl_proxy_end_try(rq, 0);
@@ -472,6 +473,6 @@ void pl_relay_end(pl_request *rq)
         pl_session_answer_ended(rq);
     if (!rq->first_byte_ns)
         first_byte(rq);
-    pl_proxy_over(rq, engine_failed(rq->status) ? PL_END_ENGINE_FAILED : PL_END_OK);
+    pl_proxy_over(rq, pl_relay_is_failure(rq->status) ? PL_END_ENGINE_FAILED : PL_END_OK);
     pl_exchange_end(x);
 }

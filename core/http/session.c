@@ -111,6 +111,8 @@ static void take_hints(pl_request *rq, const pl_wish *w)
         pl_count(&rq->loop->metrics.pins_removed, (uint64_t)w->pins_removed);
     if (w->nvext && !rq->loop->router->config.forward_nvext)
         pl_edits_remove(&rq->edits, rq->x->body, rq->scan, PL_MEMBER_NVEXT);
+    else if (w->pins_removed)
+        pl_pins_blank_nvext(rq);
 }
 
 static int read_wish(pl_request *rq)

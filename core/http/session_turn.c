@@ -23,10 +23,7 @@ static int set_session_params(pl_request *rq, pl_edits *edits)
     pl_arena *a = &rq->x->arena;
     char id[PL_ENGINE_SESSION_MAX];
     size_t n = pl_turn_engine_id(&s->turn, id);
-    pl_buf quoted = {0};
-    int rc = pl_json_quote(&quoted, (pl_str){id, n});
-    pl_str q = rc == 0 ? pl_arena_str(a, pl_buf_str(&quoted)) : (pl_str){NULL, 0};
-    pl_buf_free(&quoted);
+    pl_str q = pl_json_quoted(a, (pl_str){id, n});
     if (!q.p)
         return PL_ENOMEM;
     if (s->wish.params_id_raw.p)

@@ -20,6 +20,7 @@
 #include <xxhash.h>
 
 #include "base/err.h"
+#include "kv/chunk_hash.h"
 
 /* Token ids, and numbers in the chain, are hashed as they lie in memory. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "block hashes need a little-endian host");
@@ -95,6 +96,33 @@ static inline __attribute__((always_inline)) void hash_all(const pl_block_space 
             local[i] = h;
         seq[i] = chain = next_in_chain(chain, h);
     }
+}
+
+/* Each link waits for the one before: in a loop of their own they take three times as long. */
+static inline __attribute__((always_inline)) void
+hash_and_link(const pl_block_space *s, const uint32_t *tokens, size_t stride, size_t bytes,
+              size_t count, uint64_t *local, uint64_t chain, uint64_t *key)
+{
+    const uint64_t seed = s->seed;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t h = local_hash(s, seed, tokens + i * stride, bytes);
+        local[i] = h;
+        key[i] = chain = pl_kv_canon_link(chain, h);
+    }
+}
+
+void pl_block_hash_linked(const pl_block_space *s, const uint32_t *tokens, size_t count,
+                          uint64_t *local, uint64_t chain, uint64_t *key)
+{
+    if (s->window_tokens == 16 && s->block_tokens == 16)
+        hash_and_link(s, tokens, 16, 16 * sizeof *tokens, count, local, chain, key);
+    else if (s->block_tokens == 16)
+        hash_and_link(s, tokens, 16, 17 * sizeof *tokens, count, local, chain, key);
+    else if (s->window_tokens == 32 && s->block_tokens == 32)
+        hash_and_link(s, tokens, 32, 32 * sizeof *tokens, count, local, chain, key);
+    else
+        hash_and_link(s, tokens, s->block_tokens, s->window_tokens * sizeof *tokens, count, local,
+                      chain, key);
 }
 
 int64_t pl_block_hash(const pl_block_space *s, const uint32_t *tokens, size_t n, uint64_t *local,

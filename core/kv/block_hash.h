@@ -40,6 +40,11 @@ size_t pl_block_count(const pl_block_space *s, size_t n);
 int64_t pl_block_hash(const pl_block_space *s, const uint32_t *tokens, size_t n, uint64_t *local,
                       uint64_t *seq, size_t cap) __attribute__((warn_unused_result));
 
+/* Hashes `count` blocks, all of whose windows are there, into local[], and key[i] is the link
+ * (chunk_hash.h) of local[i] in the chain of cumulative keys that begins with `chain`. */
+void pl_block_hash_linked(const pl_block_space *s, const uint32_t *tokens, size_t count,
+                          uint64_t *local, uint64_t chain, uint64_t *key);
+
 /* An image or the like: it has tokens in this block. One that reaches over several blocks is listed
  * in each of them. */
 typedef struct pl_block_mm {

@@ -138,13 +138,14 @@ int pl_keys_of_tokens(const pl_keys_space *s, const uint32_t *tokens, size_t n, 
     uint64_t *local = pl_arena_alloc(a, (blocks + units) * sizeof *local), *key = local + blocks;
     if (!local)
         return PL_ENOMEM;
-    if (pl_block_hash(&s->block, tokens, n, local, NULL, blocks) < 0)
+    if (!ones)
+        pl_block_hash_linked(&s->block, tokens, blocks, local, s->ids_seed, key);
+    else if (pl_block_hash(&s->block, tokens, n, local, NULL, blocks) < 0)
         return PL_EINVALID;
     uint64_t chain = s->ids_seed;
-    for (size_t i = 0; i < units; i++)
+    for (size_t i = 0; ones && i < units; i++)
         key[i] = chain = pl_kv_canon_link(
-            chain, ones ? XXH3_64bits(local + i * PL_KEYS_GROUP, PL_KEYS_GROUP * sizeof *local)
-                        : local[i]);
+            chain, XXH3_64bits(local + i * PL_KEYS_GROUP, PL_KEYS_GROUP * sizeof *local));
     out->local = local;
     out->local_n = blocks;
     out->key = key;

@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "base/rng.h"
 #include "kv/block_hash.h"
+#include "kv/chunk_hash.h"
 
 #define NONE PL_STR("")
 
@@ -229,6 +230,28 @@ static void a_chain_continues_from_any_parent(void **state)
     free(t);
 }
 
+static void linked_keys_are_links_of_local_hashes(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {2, 16, 32, 64};
+    pl_rng rng = {.state = 9};
+    for (size_t i = 0; i < 2 * sizeof sizes / sizeof *sizes; i++)
+        for (size_t blocks = 0; blocks < 40; blocks += 13) {
+            pl_block_space s = space(sizes[i / 2], i % 2, NONE, PL_STR("salt"));
+            size_t n = blocks * s.block_tokens + i % 2;
+            uint32_t *t = random_tokens(&rng, n);
+            uint64_t local[40], linked[40], key[40], chain = pl_rng_next(&rng), first = chain;
+            assert_int_equal(pl_block_hash(&s, t, n, local, NULL, 40), (int64_t)blocks);
+            pl_block_hash_linked(&s, t, blocks, linked, first, key);
+            for (size_t k = 0; k < blocks; k++) {
+                chain = pl_kv_canon_link(chain, local[k]);
+                assert_int_equal(linked[k], local[k]);
+                assert_int_equal(key[k], chain);
+            }
+            free(t);
+        }
+}
+
 static void namespaces_do_not_meet(void **state)
 {
     (void)state;
@@ -369,6 +392,7 @@ int main(void)
         cmocka_unit_test(every_window_is_xxh3_of_its_bytes),
         cmocka_unit_test(common_prefixes_share_hashes),
         cmocka_unit_test(a_chain_continues_from_any_parent),
+        cmocka_unit_test(linked_keys_are_links_of_local_hashes),
         cmocka_unit_test(namespaces_do_not_meet),
         cmocka_unit_test(objects_are_mixed_in_sorted),
         cmocka_unit_test(sorting_sorts),
