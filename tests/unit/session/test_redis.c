@@ -565,14 +565,13 @@ static void a_server_without_memory_does_things_whole_or_not_at_all(void **state
     suite_close(s);
 }
 
-/* What has expired takes the memory that it would need to expire it. */
 static void a_server_full_of_expired_sessions_recovers(void **state)
 {
     (void)state;
     enum { SESSIONS = 2000 };
+    char id[200], command[64];
     fresh();
     router *a = router_open(NULL);
-    char id[200], command[64];
     for (int i = 0; i < SESSIONS; i++) {
         snprintf(id, sizeof id, "%0150d", i);
         bound(&a->s, id, 1, ROUTER, 1000);
@@ -586,11 +585,11 @@ static void a_server_full_of_expired_sessions_recovers(void **state)
     clock_ns += 1000000000;
     router *b = router_open(NULL); /* up at last */
     sweep(&b->e.d, b->s.store);
+    server_tell(&srv, "CONFIG SET maxmemory 0");
     r = redisCommand(c, "ZCARD t%d:lru", prefixes);
     assert_true(r->integer < SESSIONS);
     freeReplyObject(r);
     redisFree(c);
-    server_tell(&srv, "CONFIG SET maxmemory 0");
     router_close(a);
     router_close(b);
 }
