@@ -470,6 +470,8 @@ int pl_apply_batch(pl_apply *a, pl_apply_target *t, int rank, const void *payloa
         }
         switch (e.kind) {
         case PL_KV_STORED:
+            if (t->fed)
+                t->fed[(r - t->ranks) / 64] |= 1ull << (r - t->ranks) % 64;
             store(a, t, r, &e);
             break;
         case PL_KV_REMOVED:

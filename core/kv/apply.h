@@ -83,7 +83,8 @@ typedef struct pl_apply_target {
     pl_apply_rank *ranks;  /* by rank */
     int ranks_n;
     uint32_t learned_tokens; /* what it said; by the first store after a clear it may change */
-    bool guessed; /* one block alone has said it, which may have been a short last page */
+    bool guessed;  /* one block alone has said it, which may have been a short last page */
+    uint64_t *fed; /* a bit for each rank that something was stored for; only set. NULL: none */
 } pl_apply_target;
 
 /* Tokens in its blocks; 0: not known yet. */
