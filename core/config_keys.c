@@ -509,6 +509,7 @@ int pl_config_print_reference(FILE *out)
     pl_config c;
     pl_engine_spec engine = {.weight = 1, .dp_size = 1};
     pl_api_key key = {{NULL, 0}, {NULL, 0}};
+    pl_wish_header header = {.id = {NULL, 0}};
     int rc = pl_config_init(&c);
     if (rc != 0)
         return rc;
@@ -523,6 +524,7 @@ int pl_config_print_reference(FILE *out)
     pl_schema_print(policy_keys, "policy.", &c, out);
     fputs("\nSessions:\n\n", out);
     pl_schema_print(pl_config_session_keys, "sessions.", &c, out);
+    pl_schema_print(pl_config_session_header_keys, "sessions.headers[].", &header, out);
     fputs("\nEach of api_keys:\n\n", out);
     pl_schema_print(api_key_keys, "api_keys[].", &key, out);
     pl_config_free(&c);

@@ -95,6 +95,7 @@ struct pl_engine {
     _Atomic int health, admin;
     _Atomic uint32_t caps;         /* bits of pl_engine_caps */
     _Atomic uint32_t opens_failed; /* of sessions, in a row */
+    _Atomic uint64_t no_opens_until_ns;
     /* breaker: see breaker.h */
     _Atomic int breaker;       /* pl_breaker_state */
     _Atomic int probes;        /* half-open probes not handed back yet */

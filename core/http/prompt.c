@@ -3,6 +3,7 @@
  * proxy.c on the loop's thread; requests of policies that do not look at caches never come further
  * than pl_prompt_of. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "http/request.h"
@@ -38,6 +39,45 @@ static const pl_kv_hit *match(void *ctx, uint32_t *stamp)
     return pl_prompt_match(rq->loop->holdings, rq->prompt, rq->ask.model, stamp);
 }
 
+static bool serves_sglang(const pl_model *m)
+{
+    for (int i = 0; i < m->workers_n; i++)
+        if (atomic_load_explicit(&m->workers[i]->engine->kind, memory_order_relaxed) ==
+            PL_KIND_SGLANG)
+            return true;
+    return false;
+}
+
+/* The salt; SGLang appends extra_key to it, and keeps a request's adapter apart, which its events
+ * do not name. */
+static pl_str salt_of(pl_request *rq)
+{
+    static const pl_str mark = PL_STR_INIT("\x01lora_path=");
+    const pl_member *m = rq->scan->members;
+    if ((m[PL_MEMBER_EXTRA_KEY].type != PL_JSON_STRING &&
+         m[PL_MEMBER_LORA_PATH].type != PL_JSON_STRING) ||
+        !serves_sglang(rq->ask.model))
+        return rq->cache_salt;
+    pl_arena *a = &rq->x->arena;
+    pl_str part[4] = {rq->cache_salt,
+                      pl_member_string(a, &m[PL_MEMBER_EXTRA_KEY]),
+                      {NULL, 0},
+                      pl_member_string(a, &m[PL_MEMBER_LORA_PATH])};
+    if (part[3].n)
+        part[2] = mark;
+    pl_str all = {NULL, 0};
+    for (int i = 0; i < 4; i++)
+        all.n += part[i].n;
+    char *to = all.n ? pl_arena_alloc(a, all.n) : NULL;
+    if (!to)
+        return rq->cache_salt;
+    all.p = to;
+    for (int i = 0; i < 4; to += part[i++].n)
+        if (part[i].n)
+            memcpy(to, part[i].p, part[i].n);
+    return all;
+}
+
 void pl_prompt_of(pl_request *rq)
 {
     if (!is_wanted(rq->loop) || !rq->ask.model || !has_prompt(rq->api))
@@ -46,8 +86,9 @@ void pl_prompt_of(pl_request *rq)
     bool exact = false;
     if (!p)
         return;
+    rq->kv_salt = salt_of(rq);
     bool any = pl_prompt_read(rq->loop->holdings, rq->ask.model, rq->scan, &rq->x->arena,
-                              rq->cache_salt, rq->ask.req.prompt_tokens, p, &exact);
+                              rq->kv_salt, rq->ask.req.prompt_tokens, p, &exact);
     if (exact) {
         rq->ask.req.prompt_tokens = p->tokens;
         rq->ask.req.exact_tokens = true;
@@ -188,8 +229,8 @@ static void take_ids(pl_request *rq, pl_tokens *ids)
     pl_prompt fresh;
     if (copy) {
         pl_tokens_copy(ids, copy);
-        if (pl_prompt_tokens(rq->loop->holdings, rq->ask.model, copy, n, &rq->x->arena,
-                             rq->cache_salt, &fresh)) {
+        if (pl_prompt_tokens(rq->loop->holdings, rq->ask.model, copy, n, &rq->x->arena, rq->kv_salt,
+                             &fresh)) {
             *rq->prompt = fresh;
             rq->ask.req.prompt_tokens = fresh.tokens;
             rq->ask.req.exact_tokens = true;

@@ -52,6 +52,7 @@ struct pl_request {
     double retention_seconds;      /* a wish of the client's, -1: none */
     bool priority_hint;            /* ask.req.priority is agent_hints', not the body's own */
     pl_str cache_salt;             /* nvext's, or the body's own; {NULL,0}: none */
+    pl_str kv_salt;                /* what sets its blocks apart beside the model: prompt.c */
     double pin_instance, pin_rank; /* a trusted client's worker, by slot and rank; -1: none */
     struct {
         const char *at; /* in the body */

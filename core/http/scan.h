@@ -43,6 +43,8 @@
     XX(KV_TRANSFER_PARAMS, "kv_transfer_params")                                                   \
     XX(CACHE_CONTROL, "cache_control")                                                             \
     XX(CACHE_SALT, "cache_salt")                                                                   \
+    XX(EXTRA_KEY, "extra_key")                                                                     \
+    XX(LORA_PATH, "lora_path")                                                                     \
     XX(USER, "user")
 
 typedef enum pl_member_id {

@@ -241,6 +241,18 @@ void pl_session_answer_failed(pl_request *rq)
     pl_session_answer_lost(rq, "was not served by its engine, which has failed");
 }
 
+/* Could an engine's session be of use to this request, or is it asked for itself? */
+static bool takes_engine_sessions(const pl_request *rq)
+{
+    return pl_session_api(rq->api) || rq->api == PL_API_OPEN_SESSION;
+}
+
+static bool must_open(const pl_request *rq)
+{
+    const pl_rq_session *s = rq->session;
+    return s->kind == PL_ENGINE_BACKED && s->ttl_seconds > 0 && takes_engine_sessions(rq);
+}
+
 /* Its worker cannot be had. True: go on, it is to be bound anew; false: answered. */
 bool pl_session_rebind(pl_request *rq)
 {
@@ -257,7 +269,9 @@ bool pl_session_rebind(pl_request *rq)
                            PL_FMT(s->wish.id));
         return false;
     }
-    s->open = rq->ask.wants_open = s->kind == PL_ENGINE_BACKED && s->ttl_seconds > 0;
+    s->open = rq->ask.wants_open = must_open(rq);
+    if (!s->open)
+        s->kind = PL_ROUTER_ONLY;
     s->label = "rebound";
     return true;
 }
@@ -304,7 +318,8 @@ static bool reconcile(pl_request *rq)
                        PL_FMT(s->wish.id));
         return false;
     }
-    s->kind = bound_backed || s->wish.action == PL_WISH_OPEN ? PL_ENGINE_BACKED : PL_ROUTER_ONLY;
+    bool opens = s->wish.action == PL_WISH_OPEN && takes_engine_sessions(rq);
+    s->kind = bound_backed || opens ? PL_ENGINE_BACKED : PL_ROUTER_ONLY;
     bool names_ttl = s->wish.action == PL_WISH_OPEN || s->wish.action == PL_WISH_BIND ||
                      s->wish.source == PL_WISH_HEADER || s->wish.source == PL_WISH_TAG;
     bool same = s->turn.bound && (s->kind == PL_ENGINE_BACKED) == bound_backed;
@@ -327,7 +342,9 @@ static bool reconcile(pl_request *rq)
     }
     s->ttl_seconds = rq->ask.session.ttl_seconds = choice.ttl_seconds;
     s->kind = rq->ask.session.kind = choice.kind;
-    s->open = !(same && bound_backed) && s->kind == PL_ENGINE_BACKED && s->ttl_seconds > 0;
+    if (!bound_backed && !takes_engine_sessions(rq))
+        s->kind = rq->ask.session.kind = PL_ROUTER_ONLY;
+    s->open = !(same && bound_backed) && must_open(rq);
     return true;
 }
 
@@ -388,6 +405,8 @@ static bool begun(pl_request *rq, int rc)
     rq->ask.can_open_ctx = rq;
     rq->ask.wants_open = s->open;
     s->label = s->open ? "open" : s->turn.bound ? "bound" : s->ttl_seconds > 0 ? "new" : "unbound";
+    if (s->wish.action == PL_WISH_OPEN && !s->turn.bound && !takes_engine_sessions(rq))
+        s->label = "router_only";
     if (s->turn.fallback)
         return without_store(rq);
     if (!s->turn.bound)
@@ -400,7 +419,7 @@ static bool begun(pl_request *rq, int rc)
     /* what the engine's session holds is not known any more, but the whole conversation is here:
      * opened anew it is exact again */
     if (rq->ask.pin_must && s->turn.history.form == PL_HISTORY_LOST && !s->wish.delta &&
-        s->ttl_seconds > 0) {
+        must_open(rq)) {
         s->open = true;
         s->label = "reopened";
     }
@@ -419,6 +438,7 @@ bool pl_session_begin(pl_request *rq)
 {
     pl_rq_session *s = rq->session;
     s->turn.ready = on_begun;
+    s->turn.only_closes = rq->api == PL_API_CLOSE_SESSION;
     s->phase = PHASE_BEGINNING;
     int rc = pl_turn_begin(rq->loop->sessions, &s->turn);
     if (rc == PL_STORE_PENDING) {

@@ -152,6 +152,7 @@ void pl_session_sent(pl_request *rq, int status)
     }
     /* a turn that went elsewhere only because its worker was at its cap leaves the binding */
     bool stays = spilled && rq->decision.spilled;
+    s->turn.instead = s->kind == PL_ROUTER_ONLY;
     pl_turn_sent(&s->turn, rq->worker, stays ? 0 : (uint64_t)ceil(s->ttl_seconds * 1e3));
 }
 

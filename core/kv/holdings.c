@@ -273,7 +273,7 @@ bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl
         const space_entry *e =
             space_of(l, m, p->size[i].block_tokens, p->size[i].windows, cache_salt);
         p->size[i].space = e ? e->index : 0;
-        p->size[i].unnamed = m->adapter && !p->size[i].space;
+        p->size[i].unnamed = !p->size[i].space;
         if (!e || pl_keys_of_request(&e->space, s, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
         if (k->kind == PL_KEYS_TOKENS && k->batch <= 1) {
@@ -298,7 +298,7 @@ bool pl_prompt_tokens(pl_holdings_loop *l, const pl_model *m, const uint32_t *id
             space_of(l, m, p->size[i].block_tokens, p->size[i].windows, cache_salt);
         pl_keys *k = &p->size[i].keys;
         p->size[i].space = e ? e->index : 0;
-        p->size[i].unnamed = m->adapter && !p->size[i].space;
+        p->size[i].unnamed = !p->size[i].space;
         if (!e || pl_keys_of_tokens(&e->space, ids, n, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
         any = any || k->n > 0 || k->local_n > 0;
@@ -354,7 +354,7 @@ static void match_index(pl_holdings_loop *l, const pl_prompt *p, int at)
 }
 
 /* What was routed or predicted, for the workers whose events are trusted or for the others; of
- * what events do not tell (text, an adapter without a name), for all. */
+ * what events do not tell (text, a namespace without a name), for all. */
 static void match_routed(pl_holdings_loop *l, const pl_prompt *p, int at, pl_approx *from,
                          bool trusted)
 {

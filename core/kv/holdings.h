@@ -61,7 +61,7 @@ void pl_holdings_stats_of(pl_holdings *h, pl_holdings_stats *out);
 pl_holdings_loop *pl_holdings_loop_new(pl_holdings *h); /* NULL: out of memory */
 void pl_holdings_loop_free(pl_holdings_loop *l);
 
-#define PL_PROMPT_SIZES 3 /* different block sizes among the workers of one model */
+#define PL_PROMPT_SIZES 8 /* different block sizes among the workers of one model */
 
 typedef struct pl_prompt {
     struct {
@@ -69,7 +69,7 @@ typedef struct pl_prompt {
         int windows; /* pl_worker_state.kv_windows */
         pl_keys keys;
         pl_index_space space; /* of the index; 0: nobody publishes there */
-        bool unnamed;         /* of an adapter that no event has named: as if nobody published */
+        bool unnamed;         /* no event has named its adapter or salt: as if nobody published */
     } size[PL_PROMPT_SIZES];
     int sizes_n;
     double tokens; /* of the prompt, as far as it is known */

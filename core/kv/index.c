@@ -532,7 +532,7 @@ void pl_index_clear(pl_index *ix, int slot, int tier)
         atomic_fetch_add_explicit(&ix->past_lives, 1, memory_order_seq_cst);
         atomic_fetch_add_explicit(&ix->life[place], 1, memory_order_seq_cst);
         h->next = NULL;
-        h->cursor = 0; /* eviction may have been half-way through it */
+        h->part = h->cursor = 0; /* eviction may have been half-way through it */
         if (ix->past)
             ix->past_last->next = h;
         else

@@ -18,6 +18,7 @@ enum {
     NAME_BYTES = 21,    /* a name in a map, with the room beside it */
     BLOCK_BYTES = 64,   /* room that a store asks for, each block: more than it takes */
     STORE_BYTES = 4096, /* and each call */
+    SWEPT = 9,          /* sixteenths: just less than a table is filled when it has grown */
     EPISODES = 16,      /* of a store that finds no room, at most */
 };
 
@@ -42,12 +43,15 @@ static void sweep_name(pl_index *ix, pl_ix_holder *h, uint32_t run)
 bool pl_ix_sweep_past(pl_index *ix, uint32_t work)
 {
     for (pl_ix_holder *h; (h = ix->past) != NULL;) {
-        uint32_t end = h->names.cap + PL_IX_MAP_PAD;
-        for (; h->cursor < end && work; work--, h->cursor++)
-            if (h->names.e[h->cursor].run)
-                sweep_name(ix, h, h->names.e[h->cursor].run);
-        if (h->cursor < end)
-            return true;
+        for (; h->part < h->names.parts; h->part++, h->cursor = 0) {
+            const pl_ix_table *t = &h->names.part[h->part];
+            uint32_t end = t->cap + PL_IX_MAP_PAD;
+            for (; h->cursor < end && work; work--, h->cursor++)
+                if (t->e[h->cursor].run)
+                    sweep_name(ix, h, t->e[h->cursor].run);
+            if (h->cursor < end)
+                return true;
+        }
         ix->past = h->next;
         pl_ix_holder_free(ix, h);
         atomic_fetch_sub_explicit(&ix->past_lives, 1, memory_order_release);
@@ -104,21 +108,26 @@ static void condemn_some(pl_index *ix, uint32_t *work)
  * the meantime is left for the next time. */
 static bool sweep_map(pl_index *ix, pl_ix_holder *h, uint32_t *work)
 {
-    while (h->names.e && h->cursor < h->names.cap + PL_IX_MAP_PAD) {
-        if (!*work)
-            return false;
-        --*work;
-        pl_ix_entry *e = &h->names.e[h->cursor];
-        if (!e->run || ix->dir[e->run].run) {
-            h->cursor++;
-            continue;
+    for (; h->part < h->names.parts; h->part++, h->cursor = 0) {
+        pl_ix_table *t = &h->names.part[h->part];
+        while (h->cursor < t->cap + PL_IX_MAP_PAD) {
+            if (!*work)
+                return false;
+            --*work;
+            pl_ix_entry *e = &t->e[h->cursor];
+            if (!e->run || ix->dir[e->run].run) {
+                h->cursor++;
+                continue;
+            }
+            uint32_t run = e->run, at = e->at_copies >> 20;
+            pl_ix_map_delete(&h->names, e);
+            pl_ix_forget(ix, h, run, at);
         }
-        uint32_t run = e->run, at = e->at_copies >> 20;
-        pl_ix_map_delete(&h->names, e);
-        pl_ix_forget(ix, h, run, at);
+        pl_ix_table_shrink(ix, t, SWEPT); /* what was swept shall count */
     }
-    h->cursor = 0;
-    pl_ix_map_shrink(ix, &h->names, 10); /* what was swept shall count */
+    h->part = h->cursor = 0;
+    if (h->names.n == 0)
+        pl_ix_map_shrink(ix, &h->names, SWEPT);
     return true;
 }
 
@@ -155,24 +164,22 @@ bool pl_ix_evict_step(pl_index *ix, uint32_t work)
     return ix->evict.phase != PL_IX_IDLE;
 }
 
-/* What a store may take at most. A map that grows is there twice for a moment. */
-static uint64_t room_for(const pl_ix_map *names, size_t n)
-{
-    static const pl_ix_map none;
-    return n * BLOCK_BYTES + STORE_BYTES + pl_ix_map_growth(names ? names : &none, n);
-}
-
 int pl_ix_evict_room(pl_index *ix, const pl_ix_map *names, size_t n)
 {
-    uint64_t max = ix->max_bytes, soft = max - max / 16;
+    static const pl_ix_map none;
+    uint64_t max = ix->max_bytes, soft = max - max / 16, store = n * BLOCK_BYTES + STORE_BYTES;
+    if (!names)
+        names = &none;
     if (ix->evict.phase == PL_IX_IDLE) {
-        if (pl_ix_get(&ix->bytes) + room_for(names, n) <= soft)
+        uint64_t bytes = pl_ix_get(&ix->bytes) + store;
+        if (bytes + pl_ix_map_growth_most(names, n) <= soft ||
+            bytes + pl_ix_map_growth(names, n) <= soft)
             return 0;
         begin(ix, max / 16 + n * BLOCK_BYTES);
     }
     pl_ix_evict_step(ix, (uint32_t)(n < 4096 ? n : 4096) * 32 + 64);
     /* fewer names may also mean that the map need not grow */
-    for (int i = 0; pl_ix_get(&ix->bytes) + room_for(names, n) > max; i++) {
+    for (int i = 0; pl_ix_get(&ix->bytes) + store + pl_ix_map_growth(names, n) > max; i++) {
         if (ix->evict.phase == PL_IX_IDLE)
             begin(ix, max / 16 + n * BLOCK_BYTES);
         while (pl_ix_sweep_past(ix, UINT32_MAX))

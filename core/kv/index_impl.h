@@ -104,19 +104,30 @@ static inline uint32_t pl_ix_copies_of(const pl_ix_entry *e)
 
 /* Open addressing with the entries in the order of their keys, greatest first: a search ends at the
  * first that is not greater, and growing is one sequential copy. */
-typedef struct pl_ix_map {
+typedef struct pl_ix_table {
     pl_ix_entry *e;
     uint32_t cap; /* home places; the array has PL_IX_MAP_PAD more */
     uint32_t n;
-} pl_ix_map;
+    uint32_t shift; /* bits at the top of its keys that are the same */
+} pl_ix_table;
 enum { PL_IX_MAP_PAD = 48 };
+
+/* Tables by the top of the complemented key: 2^bits of them, of which the first `split` are two,
+ * one bit further. A map that grows splits one table after the other, so no call copies much. */
+typedef struct pl_ix_map {
+    pl_ix_table *part; /* &one, or parts of them; NULL: never used */
+    uint32_t parts, split, bits;
+    uint32_t n;    /* entries of all */
+    uint32_t turn; /* of the part that is looked at for shrinking next */
+    pl_ix_table one;
+} pl_ix_map;
 
 typedef struct pl_ix_holder {
     pl_ix_holder_id id;
     pl_ix_map names;           /* engine hash -> block */
     pl_ix_map aliases;         /* blocks with more than one name -> further names, as copies */
     uint64_t entries;          /* blocks held */
-    uint32_t cursor;           /* of a sweep over names */
+    uint32_t part, cursor;     /* of a sweep over names: a table, a place */
     struct pl_ix_holder *next; /* in the list of past lives */
 } pl_ix_holder;
 
@@ -219,7 +230,9 @@ void pl_ix_sets_free(pl_index *ix);
 uint64_t pl_ix_key(const pl_index *ix, uint64_t name);
 pl_ix_entry *pl_ix_map_find(const pl_ix_map *m, uint64_t key);
 int pl_ix_map_reserve(pl_index *ix, pl_ix_map *m, uint32_t more);
-size_t pl_ix_map_growth(const pl_ix_map *m, size_t more); /* bytes that reserving them will take */
+/* Bytes that reserving and filling them will take; at most that, from what is known at once. */
+size_t pl_ix_map_growth(const pl_ix_map *m, size_t more);
+size_t pl_ix_map_growth_most(const pl_ix_map *m, size_t more);
 /* The entry of that key, new (run 0, to be filled in at once) when there was none. Room is
  * reserved; NULL all the same when the last places are full and there is no memory to grow. */
 pl_ix_entry *pl_ix_map_at(pl_index *ix, pl_ix_map *m, uint64_t key);
@@ -229,13 +242,30 @@ void pl_ix_map_delete(pl_ix_map *m, pl_ix_entry *e);
  * pl_ix_free(ix, rest, rest_bytes). PL_ENOMEM: nothing changed. */
 int pl_ix_map_part(pl_index *ix, pl_ix_map *m, uint32_t kept, uint64_t **rest, uint32_t *rest_n,
                    size_t *rest_bytes);
-/* Gives back what is too much, if the table is less full than that many sixteenths. */
+/* Give back what is too much, if a table is less full than that many sixteenths: of one table, or
+ * of the next in turn. */
+void pl_ix_table_shrink(pl_index *ix, pl_ix_table *t, uint32_t below_16ths);
 void pl_ix_map_shrink(pl_index *ix, pl_ix_map *m, uint32_t below_16ths);
 void pl_ix_map_free(pl_index *ix, pl_ix_map *m);
-static inline void pl_ix_map_prefetch(const pl_ix_map *m, uint64_t key)
+/* Of a map that was used. */
+static inline pl_ix_table *pl_ix_table_of(const pl_ix_map *m, uint64_t key)
 {
-    if (m->e)
-        __builtin_prefetch(&m->e[(uint64_t)(((unsigned __int128)~key * m->cap) >> 64)], 1);
+    uint32_t half = (uint32_t)(~key >> (63 - m->bits)), whole = half >> 1;
+    uint32_t is_two = -(uint32_t)(whole < m->split); /* no branch: nobody can foretell it */
+    return &m->part[(half & is_two) | ((whole + m->split) & ~is_two)];
+}
+static inline uint32_t pl_ix_home(const pl_ix_table *t, uint64_t key)
+{
+    return (uint32_t)(((unsigned __int128)(~key << t->shift) * t->cap) >> 64);
+}
+/* Inlined always: of a call that only fetches, the compiler says that it does nothing. */
+static inline __attribute__((always_inline)) void pl_ix_map_prefetch(const pl_ix_map *m,
+                                                                     uint64_t key)
+{
+    if (m->part) {
+        const pl_ix_table *t = pl_ix_table_of(m, key);
+        __builtin_prefetch(&t->e[pl_ix_home(t, key)], 1);
+    }
 }
 
 /* index_run.c */

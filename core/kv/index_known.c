@@ -7,7 +7,7 @@
 #include "base/err.h"
 #include "kv/index_impl.h"
 
-enum { NAMES_A_BLOCK = 4 }; /* places for so many in a new table take what room for a block is */
+enum { NAMES_A_BLOCK = 4 }; /* sorting out so many takes what room for a block is */
 
 /* The block that the worker calls by the name of that key. */
 static bool find(const pl_index *ix, int slot, uint64_t key, uint32_t *run, uint32_t *at)
@@ -106,17 +106,18 @@ static void drop_blocks(pl_index *ix, pl_ix_holder *h, const uint64_t *block, ui
 /* Without a new table, name by name: none goes, or there is no memory. */
 static void drop_unmarked(pl_index *ix, pl_ix_holder *h)
 {
-    for (uint32_t i = 0; i < h->names.cap + PL_IX_MAP_PAD;) {
-        pl_ix_entry *e = &h->names.e[i];
-        if (!e->run || pl_ix_copies_of(e) == 0) {
-            e->at_copies += e->run != 0;
-            i++;
-            continue;
+    for (uint32_t p = 0; p < h->names.parts; p++)
+        for (uint32_t i = 0; i < h->names.part[p].cap + PL_IX_MAP_PAD;) {
+            pl_ix_entry *e = &h->names.part[p].e[i];
+            if (!e->run || pl_ix_copies_of(e) == 0) {
+                e->at_copies += e->run != 0;
+                i++;
+                continue;
+            }
+            uint32_t run = e->run, at = pl_ix_at_of(e);
+            pl_ix_map_delete(&h->names, e);
+            pl_ix_forget(ix, h, run, at);
         }
-        uint32_t run = e->run, at = pl_ix_at_of(e);
-        pl_ix_map_delete(&h->names, e);
-        pl_ix_forget(ix, h, run, at);
-    }
 }
 
 /* Names to be kept are marked by a count of no copies; all others go. */
@@ -147,8 +148,7 @@ size_t pl_index_keep(pl_index *ix, int slot, const uint64_t *engine, size_t n)
         size_t rest_bytes;
         if (!h)
             continue;
-        size_t most = n < h->names.n ? n : h->names.n;
-        bool room = pl_ix_evict_room(ix, NULL, most / NAMES_A_BLOCK + 1) == 0;
+        bool room = pl_ix_evict_room(ix, NULL, h->names.n / NAMES_A_BLOCK + 1) == 0;
         uint32_t kept = mark(ix, h, engine, n);
         if (kept == 0) {
             pl_index_clear(ix, slot, t);

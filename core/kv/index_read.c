@@ -169,8 +169,9 @@ static inline bool take(walk *w, const pl_ix_view *v, uint32_t m)
 
 /* While the run is compared, its next lines and the child at its likeliest end are fetched: where
  * somebody forked off last, or behind its last block. */
-static inline void look_ahead(const pl_ix_children *c, const pl_ix_run *run, uint32_t held,
-                              const uint64_t *local, size_t left)
+static inline __attribute__((always_inline)) void look_ahead(const pl_ix_children *c,
+                                                             const pl_ix_run *run, uint32_t held,
+                                                             const uint64_t *local, size_t left)
 {
     uint32_t at = atomic_load_explicit((_Atomic uint16_t *)&run->fork, memory_order_relaxed);
     if (at == 0)

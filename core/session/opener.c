@@ -16,7 +16,8 @@
 
 #define MAX_ANSWER    65536
 #define CLOSE_WAIT_MS 1000 /* for the close of an open that timed out */
-#define FAILURES_MAX  3    /* in a row: then others are asked, and nobody waits for this one */
+#define FAILURES      3    /* in a row, before an engine is left alone for a while */
+#define MAX_PAUSE_S   30
 
 struct pl_opening {
     pl_sessions_loop *l;
@@ -140,27 +141,33 @@ static void refused(pl_opening *o, int status)
     finish(o, PL_EUNAVAILABLE);
 }
 
-/* It can be reached by others all the same, so its breaker does not count this. */
+/* An engine that fails at opens may serve well all the same: its breaker does not count this. But
+ * after a few in a row nobody waits for it, for a while that doubles with each further one. */
 static void failed(const pl_opening *o, const pl_fetch_result *r)
 {
     static unsigned long seen[2];
     pl_engine *e = o->c.worker->engine;
-    bool not_it = !r->err && r->status >= 200 && r->status <= 299;
-    uint32_t lost = PL_CAP_SESSIONS | PL_CAP_STREAMING_SESSIONS;
-    bool give_up = atomic_fetch_add(&e->opens_failed, 1) + 1 >= FAILURES_MAX &&
-                   atomic_fetch_and(&e->caps, ~lost) & lost;
-    if (give_up)
-        atomic_store(&e->opens_failed, 0);
-    if (!give_up && !pl_log_allow(seen, 1))
+    uint64_t now_ns = pl_clock_now_ns(o->l->s->c.clock);
+    unsigned pause_s = 0;
+    if (now_ns >= atomic_load(&e->no_opens_until_ns)) { /* else it began before */
+        unsigned n = atomic_fetch_add(&e->opens_failed, 1) + 1;
+        if (n >= FAILURES)
+            pause_s = n - FAILURES < 5 ? 1u << (n - FAILURES) : MAX_PAUSE_S;
+        if (pause_s)
+            atomic_store(&e->no_opens_until_ns, now_ns + pause_s * 1000000000ull);
+    }
+    if (!pause_s && !pl_log_allow(seen, 1))
         return;
-    char status[16];
-    snprintf(status, sizeof status, "status %d", r->status);
-    pl_log(PL_LOG_WARN, "session_open_failed", "%s: /open_session: %s%s%s", e->name,
+    char status[32], pause[48] = "";
+    snprintf(status, sizeof status, "status %d%s", r->status,
+             r->status >= 200 && r->status <= 299 ? " without its id" : "");
+    if (pause_s)
+        snprintf(pause, sizeof pause, "; no sessions on it for %u s", pause_s);
+    pl_log(PL_LOG_WARN, "session_open_failed", "%s: /open_session: %s%s", e->name,
            !r->err     ? status
            : r->detail ? r->detail
                        : pl_strerror(r->err),
-           not_it ? ", but not with the session's id" : "",
-           give_up ? ", once more: no sessions on it until it is asked again what it can do" : "");
+           pause);
 }
 
 static void on_answer(void *user, const pl_fetch_result *r)

@@ -31,6 +31,11 @@ void pl_turn_on_sent(pl_turn_inner *in, int rc)
         return;
     }
     if (rc == 0) {
+        if (in->call.had_old && in->call.old.kind == PL_SESSION_ENGINE_BACKED) {
+            pl_turn_renew_stop(in); /* its lease went with it */
+            in->leased = false;
+            pl_close_submit(s, &in->name, &in->call.old, PL_CLOSE_REBOUND, false, NULL);
+        }
         if (!in->call.had_old)
             pl_count(&s->stats.binds);
         else if (in->call.old.slot != in->w->slot || in->call.old.generation != in->w->generation)
@@ -61,8 +66,9 @@ void pl_turn_sent(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms)
     in->sent = true;
     bool there =
         in->bound && in->binding.slot == w->slot && in->binding.generation == w->generation;
+    bool engine = in->bound && in->binding.kind == PL_SESSION_ENGINE_BACKED;
     if (ttl_ms == 0 || in->closes || (in->fallback && there) ||
-        (in->bound && in->binding.kind == PL_SESSION_ENGINE_BACKED))
+        (engine && (!t->instead || there || !in->leased)))
         return;
     uint64_t max_ms = in->s->c.o.max_ttl_ms ? in->s->c.o.max_ttl_ms : PL_SESSION_MAX_TTL_MS;
     if (max_ms > PL_SESSION_MAX_TTL_MS)

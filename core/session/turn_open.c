@@ -8,7 +8,9 @@
 static int can_open(const pl_sessions *s, const pl_worker_state *w, uint32_t cap)
 {
     const pl_sessions_options *o = &s->c.o;
-    if (!(atomic_load_explicit(&w->engine->caps, memory_order_relaxed) & cap))
+    uint64_t until_ns = atomic_load_explicit(&w->engine->no_opens_until_ns, memory_order_relaxed);
+    if (!(atomic_load_explicit(&w->engine->caps, memory_order_relaxed) & cap) ||
+        (until_ns && pl_clock_now_ns(s->c.clock) < until_ns))
         return PL_EUNAVAILABLE;
     int32_t open = atomic_load_explicit(&w->sessions, memory_order_relaxed);
     int64_t held = atomic_load_explicit(&w->session_tokens, memory_order_relaxed);

@@ -210,6 +210,14 @@ static void on_lookup(pl_turn_inner *in, int rc)
         fall_back(in, stale);
     } else if (rc < 0 && rc != PL_ENOTFOUND) {
         pl_turn_tell(in, rc);
+    } else if (in->t->only_closes && (rc == 0 || in->gated)) {
+        not_engine_backed(in);       /* or it is: then the end removes it, and its turn goes on */
+    } else if (in->t->only_closes) { /* it may be being opened */
+        int e = pl_turn_enter(in);
+        if (e == 0)
+            not_engine_backed(in);
+        else if (e < 0)
+            pl_turn_tell(in, e);
     } else if (rc == 0 && in->binding.kind == PL_SESSION_ENGINE_BACKED) {
         int e = in->gated ? 0 : pl_turn_enter(in);
         if (e == 0)
@@ -413,7 +421,8 @@ void pl_turn_cancel(pl_turn *t)
 static int begin(pl_turn_inner *in)
 {
     const pl_wish *w = in->t->wish;
-    bool gate = w && (w->action == PL_WISH_OPEN || w->action == PL_WISH_CLOSE);
+    bool gate =
+        w && !in->t->only_closes && (w->action == PL_WISH_OPEN || w->action == PL_WISH_CLOSE);
     in->inside = true;
     int rc = gate ? pl_turn_enter(in) : 0;
     if (rc == 0)

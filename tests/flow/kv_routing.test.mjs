@@ -144,6 +144,18 @@ test('an independent publisher is understood, in every style', async (t) => {
   }
 });
 
+test('engines of one model may have blocks of different sizes', async (t) => {
+  const sizes = [1, 4, 8, 16, 32];
+  const list = [];
+  for (const size of sizes) list.push(await published(t, `e${size}`, {}));
+  const router = await startPublished(t, list);
+  for (const [i, size] of sizes.entries()) await list[i].pub.store(prompt(1, 70), { blockSize: size });
+  for (const size of sizes) await untilTrust(router, `e${size}`, 'live');
+  const { workers } = await explain(router, { prompt: prompt(1, 70) });
+  assert.deepEqual(workers.map((w) => [w.name, w.block_tokens, w.cached_tokens]),
+    [['e1', 1, 70], ['e4', 4, 68], ['e8', 8, 64], ['e16', 16, 64], ['e32', 32, 64]]);
+});
+
 test('salts and adapters set prompts apart', async (t) => {
   const one = await published(t, 'a', { style: 'vllm-maps' });
   const two = await published(t, 'b', { style: 'vllm-maps' });
@@ -191,6 +203,29 @@ test("an adapter that no event has named is not taken for the base model", async
   assert.deepEqual(await cached('tuned'), { a: 0, b: 64 });
   assert.deepEqual(await cached('m'), { a: 64, b: 0 });
   assert.deepEqual(await cached('other'), { a: 0, b: 0 });
+});
+
+test("SGLang's extra_key and adapters set prompts apart, too", async (t) => {
+  const one = await published(t, 'a', { style: 'sglang' }, { kind: 'sglang' });
+  const two = await published(t, 'b', { style: 'sglang' }, { kind: 'sglang' });
+  const router = await startPublished(t, [one, two]);
+  const ids = prompt(1, 64);
+  await one.pub.store(ids);
+  await two.pub.store(ids, { salt: 'mine' });
+  await untilTrust(router, 'a', 'live');
+  await untilTrust(router, 'b', 'live');
+  await untilHeld(router, ids, { b: 64 }, { cache_salt: 'mine' });
+  const cached = async (more) => (await explain(router, { prompt: ids, ...more })).workers.map((w) => w.cached_tokens);
+  assert.deepEqual(await cached({}), [64, 0]);
+  assert.deepEqual(await cached({ extra_key: '', lora_path: null }), [64, 0]);
+  assert.deepEqual(await cached({ extra_key: 'mine' }), [0, 64]);
+  assert.deepEqual(await cached({ cache_salt: 'mi', extra_key: 'ne' }), [0, 64]); // as the engine joins them
+  assert.deepEqual(await cached({ extra_key: 'yours' }), [0, 0]);
+  assert.deepEqual(await cached({ lora_path: 'tuned' }), [0, 0]);
+  // its events name no adapter: what was sent stands in
+  await complete(router, ids, { lora_path: 'tuned' });
+  assert.deepEqual(await cached({ lora_path: 'tuned' }), [64, 0]);
+  assert.deepEqual(await cached({ lora_path: 'other' }), [0, 0]);
 });
 
 test('each rank is a worker: what it holds decides, and the engine is told', async (t) => {

@@ -94,6 +94,21 @@ test('bind and headers: affinity without the engine', async (t) => {
   assert.ok(list.every((s) => s.kind === 'router_only' && s.turns >= 4));
 });
 
+test('the headers that name a session are the configuration\'s to choose', async (t) => {
+  const policy = writeFile(scratch(t), 'p.lua', `
+    return { api = 1, name = "p", route = function(req)
+      local s = req.session
+      return 0, s and (s:id() .. "." .. (s:parent_id() or "none") .. (s.final and ".final" or "")) or "unnamed" end }`);
+  const { ask } = await fleet(t, { n: 1, policy, config: { sessions: { headers: [
+    'X-Correlation-ID', { id: 'x-run', parent: 'x-parent-run', final: 'x-last', child: 'x-step' }] } } });
+  const reason = async (headers) => (await ask({ messages: say('x') }, { headers })).headers['x-perilune-reason'];
+  assert.equal(await reason({ 'x-correlation-id': 'c', 'x-last': '1' }), 'c.none');
+  assert.equal(await reason({ 'x-run': 'r', 'x-parent-run': 'q', 'x-last': 'true' }), 'r.q.final');
+  assert.equal(await reason({ 'x-run': 'r2', 'x-step': 's' }), 's.r2');
+  assert.equal(await reason({ 'x-correlation-id': 'd', 'x-run': 'r3' }), 'd.none'); // in their order
+  assert.equal(await reason({ 'x-session-id': 'z' }), 'unnamed'); // not in the list any more
+});
+
 test('a session ends with its final turn', async (t) => {
   const { router, ask } = await fleet(t);
   const headers = { 'x-dynamo-session-id': 'h', 'x-dynamo-parent-session-id': 'p' };
@@ -146,6 +161,29 @@ test('a session that is closed while it is being opened does not stay open', asy
     await until('it is closed', () => engine.sessions.size === 0);
     assert.deepEqual(await sessions(router), []);
   }
+});
+
+test('/close_session waits for no turn; the engine is told when the one under way has ended', async (t) => {
+  const { engines: [engine], ask, router } = await fleet(t, { n: 1, config: { sessions: { waiting_turns: 1 } } });
+  await ask({ messages: say('one'), ...control('s', 'open') });
+  const held = gate();
+  engine.onTurn = () => held.opened;
+  const running = ask({ messages: say('two'), ...control('s', undefined, { history: 'delta' }) });
+  await engine.request(1);
+  const waiting = ask({ messages: say('three'), ...control('s', undefined, { history: 'delta' }) });
+  await until('one waits', async () => await metric(router, 'perilune_session_turns_waited_total') === 1);
+  const closed = await post(`${router.url}/close_session`, { session_id: 's' });
+  assert.equal(closed.status, 200, closed.text);
+  assert.equal(closed.text, '');
+  assert.deepEqual(await sessions(router), []);
+  assert.equal(engine.closes.length, 0);
+  held.open();
+  assert.equal((await running).status, 200);
+  assert.equal((await waiting).json.error.code, 'session_lost');
+  await engine.when(() => engine.sessions.size === 0, 'the close');
+  const id = engine.opens[0].session_id;
+  assert.deepEqual(engine.order, [`open ${id}`, `turn ${id}`, `end ${id}`, `turn ${id}`, `end ${id}`, `close ${id}`]);
+  assert.equal(await metric(router, 'perilune_session_closes_total', 'cause="client"'), 1);
 });
 
 test("SGLang's own calls: opened, used and closed through the router", async (t) => {
@@ -282,7 +320,9 @@ test('an open that fails is tried once more elsewhere; after that the policy dec
   const both = await ask({ messages: say('x'), ...control('last', 'open') });
   assert.equal(both.status, 200, both.text);
   assert.equal(both.headers['x-perilune-session'], 'router_only');
-  assert.ok(await metric(router, 'perilune_degraded_open_failed_total') >= 1);
+  // the first may have failed so often by now that it is not asked any more
+  assert.equal(await metric(router, 'perilune_degraded_open_failed_total')
+    + await metric(router, 'perilune_degraded_no_session_engine_total'), 1);
   assert.ok(all('opens').length >= 6);
 });
 

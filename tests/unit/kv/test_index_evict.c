@@ -11,6 +11,7 @@
 
 /* The index is compiled in here, so that its allocations can be made to fail. */
 static long allocations_left = -1;
+static size_t largest_allocation;
 
 static bool refuse(void)
 {
@@ -21,11 +22,13 @@ static bool refuse(void)
 
 static void *scarce_malloc(size_t n)
 {
+    largest_allocation = n > largest_allocation ? n : largest_allocation;
     return refuse() ? NULL : malloc(n);
 }
 
 static void *scarce_calloc(size_t n, size_t size)
 {
+    largest_allocation = n * size > largest_allocation ? n * size : largest_allocation;
     return refuse() ? NULL : calloc(n, size);
 }
 
@@ -335,6 +338,64 @@ static void a_worker_can_leave_in_the_middle_of_an_eviction(void **state)
     pl_index_free(ix);
 }
 
+/* What is copied while the writer's events wait is bounded, however many names a worker has. */
+static void many_names_are_never_copied_at_once(void **state)
+{
+    enum { CHAINS = 3000 };
+    pl_index_reader *r;
+    pl_index_space space[STORM_SPACES];
+    pl_index *ix = capped(0, &r, space);
+    uint64_t local[LENGTH], name[LENGTH], *list = malloc(CHAINS * LENGTH * sizeof *list);
+    pl_match out[4];
+    size_t n = 0;
+    assert_non_null(list);
+    largest_allocation = 0;
+    for (uint64_t c = 0; c < CHAINS; c++) {
+        conversation(c, local, name);
+        assert_int_equal(put(ix, space[0], 0, NULL, local, LENGTH), 0);
+        assert_int_equal(pl_index_store(ix, space[0], 1, PL_TIER_DEVICE, NULL, name, local, LENGTH),
+                         0);
+        for (int i = 0; i < LENGTH && c % 3 == 0; i++)
+            list[n++] = name[i];
+    }
+    assert_in_range(largest_allocation, 1, 1 << 20); /* all the names are several MiB */
+    assert_int_equal(pl_index_entries(ix, 1), CHAINS * LENGTH);
+    for (uint64_t c = 1; c < CHAINS; c += 3) {
+        conversation(c, local, name);
+        assert_int_equal(pl_index_remove(ix, 1, PL_TIER_DEVICE, name, LENGTH), LENGTH);
+    }
+    assert_int_equal(pl_index_keep(ix, 1, list, n), CHAINS * LENGTH / 3);
+    for (uint64_t c = 0; c < CHAINS; c++) {
+        conversation(c, local, name);
+        int k = pl_index_match(r, space[0], local, LENGTH, out, 4);
+        assert_int_equal(k, c % 3 == 0 ? 2 : 1);
+        for (int i = 0; i < k; i++)
+            assert_int_equal(out[i].blocks[0], LENGTH);
+    }
+    int refused = 0;
+    for (uint64_t c = CHAINS; c < 2 * CHAINS; c++) { /* tables that cannot grow or be split */
+        conversation(c, local, name);
+        allocations_left = 1 + (long)(c % 8);
+        refused += put(ix, space[0], 0, NULL, local, LENGTH) == PL_ENOMEM;
+        allocations_left = -1;
+        int k = pl_index_match(r, space[0], local, LENGTH, out, 4);
+        assert_in_range(k, 0, 1);
+        assert_true(k == 0 || out[0].slot == 0);
+    }
+    assert_in_range(refused, 100, CHAINS - 100);
+    pl_index_clear(ix, 0, -1);
+    assert_int_equal(pl_index_remove(ix, 1, PL_TIER_DEVICE, list, n), n);
+    while (pl_index_maintain(ix))
+        ;
+    pl_index_stats st;
+    pl_index_stats_of(ix, &st);
+    assert_int_equal(st.entries, 0);
+    assert_int_equal(st.blocks, 0);
+    free(list);
+    pl_index_reader_free(r);
+    pl_index_free(ix);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -343,6 +404,7 @@ int main(void)
         cmocka_unit_test(under_the_cap_nothing_false_is_said),
         cmocka_unit_test(a_name_means_its_block_even_after_memory_ran_out),
         cmocka_unit_test(a_worker_can_leave_in_the_middle_of_an_eviction),
+        cmocka_unit_test(many_names_are_never_copied_at_once),
         cmocka_unit_test(out_of_memory_nothing_false_is_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
