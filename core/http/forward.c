@@ -78,7 +78,7 @@ static bool hides_keys(const pl_request *rq)
 /* A client that may choose the rank itself does, but not for what one rank's session holds. */
 static bool may_name_rank(const pl_request *rq)
 {
-    return rq->trusted && !pl_session_inside(rq);
+    return pl_pins_may_tell_rank(rq) && !pl_session_inside(rq);
 }
 
 static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connection)
@@ -122,22 +122,6 @@ static char *put_number(char *to, uint64_t v)
     while (n)
         *to++ = digits[--n];
     return to;
-}
-
-void pl_forward_rank(const pl_request *rq, pl_decision *d)
-{
-    pl_engine *e = d->worker->engine;
-    pl_str given = pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank"));
-    const pl_member *m = &rq->scan->members[PL_MEMBER_ROUTED_DP_RANK];
-    uint64_t rank;
-    if (!given.p && m->type == PL_JSON_NUMBER)
-        given = m->raw;
-    if (!given.p || d->worker == rq->ask.pin ||
-        pl_str_u64(given, (uint64_t)e->workers_n - 1, &rank) != 0)
-        return;
-    d->worker = &e->workers[rank];
-    const pl_kv_hit *hit = rq->ask.hits ? &rq->ask.hits[d->worker->slot] : NULL;
-    d->cached_tokens = hit && hit->stamp == rq->ask.hits_stamp ? hit->device : 0;
 }
 
 /* Engines with several ranks are told which one was chosen, unless a client that may has said so.

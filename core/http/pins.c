@@ -130,13 +130,19 @@ bool pl_pinned(pl_request *rq, pl_decision *d)
     return true;
 }
 
-/* A client that may has told the engine its rank itself: that worker is the one that gets the load.
- */
+bool pl_pins_may_tell_rank(const pl_request *rq)
+{
+    return rq->trusted && !(rq->ask.pin && rq->ask.pin_must);
+}
+
+/* That worker is the one that gets the load. */
 void pl_pins_told_rank(const pl_request *rq, pl_decision *d)
 {
     const pl_member *m = rq->scan->members;
     pl_str header = pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank"));
     double rank;
+    if (!pl_pins_may_tell_rank(rq))
+        return;
     if (header.p ? pl_str_double(header, &rank) != 0
                  : pl_member_number(&m[PL_MEMBER_ROUTED_DP_RANK], &rank) != 0 &&
                        pl_member_number(&m[PL_MEMBER_DATA_PARALLEL_RANK], &rank) != 0)
@@ -146,6 +152,8 @@ void pl_pins_told_rank(const pl_request *rq, pl_decision *d)
         if (e->workers[i].rank != rank || d->worker == &e->workers[i])
             continue;
         d->worker = &e->workers[i];
-        d->cached_tokens = 0; /* were the other one's */
+        const pl_kv_hit *hit = rq->ask.hits ? &rq->ask.hits[d->worker->slot] : NULL;
+        d->cached_tokens = hit && hit->stamp == rq->ask.hits_stamp ? hit->device : 0;
+        return;
     }
 }

@@ -314,8 +314,6 @@ static int decide_once(pl_request *rq)
         pl_decide(l->decider, &rq->ask, d);
         pl_hist_observe(&l->metrics.decision, pl_now_ns() - from);
         pl_count(&l->metrics.decisions, 1);
-        if (rq->trusted && d->kind == PL_DECIDED)
-            pl_forward_rank(rq, d);
     }
     if (l->router->config.response_headers)
         rq->policy = pl_arena_str(&rq->x->arena, pl_str_c(pl_decider_policy_name(l->decider)));
@@ -340,8 +338,7 @@ static int decide_once(pl_request *rq)
     case PL_DECIDED:
         break;
     }
-    if (rq->trusted && !(rq->ask.pin && rq->ask.pin_must))
-        pl_pins_told_rank(rq, d);
+    pl_pins_told_rank(rq, d);
     if (pl_session_is_held_elsewhere(rq, d->worker)) {
         pl_relay_error(rq, 400, "invalid_session", -1,
                        "this request carries only what is new in its session, which %s holds: it "

@@ -61,6 +61,7 @@ struct pl_request {
     unsigned unescaped_n;
     pl_rq_tokens *tokens;       /* the engine's /tokenize is asked, or has answered: prompt.c */
     pl_prompt *prompt;          /* its keys, for the workers' caches; NULL: nobody looks */
+    bool stale_asked;           /* degrade was, about events that have stopped: once */
     bool query_only;            /* tell the choice, send nothing */
     struct pl_refusal *refusal; /* explain.c alone: there is no client, errors are told to it */
 
@@ -139,7 +140,10 @@ int pl_pins_read(pl_request *rq);
 bool pl_pins_any(const pl_request *rq);
 /* True: it is pinned, and *d is the choice (PL_NO_WORKER when it cannot be had). */
 bool pl_pinned(pl_request *rq, pl_decision *d);
-/* Moves a choice to the rank that a client that may has told the engine itself. */
+/* May the client tell the engine a rank itself? Not where the session goes by its worker alone. */
+bool pl_pins_may_tell_rank(const pl_request *rq);
+/* Moves a choice to the rank that a client that may has told the engine itself. One that there is
+ * not is the engine's to refuse. */
 void pl_pins_told_rank(const pl_request *rq, pl_decision *d);
 
 /* --- pages.c: what the router answers by itself on the public port --- */
@@ -148,9 +152,6 @@ bool pl_pages(pl_loop *l, pl_exchange *x);
 
 /* --- forward.c: one try --- */
 
-/* A rank that a trusted client names is what the engine that was chosen will take: then it is that
- * rank's request here, too. One that is none is the engine's to refuse. */
-void pl_forward_rank(const pl_request *rq, pl_decision *d);
 /* Composes the head and body for rq->worker and sends them. PL_ENOMEM. */
 int pl_forward(pl_request *rq, bool fresh);
 /* The headers that belong to this hop: all Connection headers as one list. */

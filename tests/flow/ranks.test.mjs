@@ -1,15 +1,18 @@
 // Engines with several data-parallel ranks: what was decided is what the engine is told.
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
-import { startRouter, usable, scratch, writeFile } from './lib/proc.mjs';
-import { fakeEngine } from './lib/fake.mjs';
+import { engineOf, startRouter, until, usable, scratch, writeFile } from './lib/proc.mjs';
+import { fakeEngine, gate } from './lib/fake.mjs';
 import { post, chat } from './lib/http.mjs';
+import { control, say } from './lib/sessions.mjs';
+import { sglang } from './lib/sglang.mjs';
 
-async function ranked(t, engine, config = {}) {
+const last = 'return { api = 1, name = "last", score = function(req, w) return -w.rank end }';
+
+async function ranked(t, engine, config = {}, text = last) {
   const fake = await fakeEngine(t);
   fake.handler = (entry, res) => fake.json(res, 200, {});
-  const policy = writeFile(scratch(t), 'last.lua',
-    'return { api = 1, name = "last", score = function(req, w) return -w.rank end }');
+  const policy = writeFile(scratch(t), 'last.lua', text);
   const router = await startRouter(t, {
     policy, config: { engines: [{ name: 'a', url: fake.url, ...engine }], ...config },
   });
@@ -53,4 +56,40 @@ test('a trusted client may choose the rank itself', async (t) => {
   assert.equal(fake.requests[2].headers['x-data-parallel-rank'], '0', 'a header is stronger than the body');
   assert.equal(await worker(chats, chat('m'), { 'x-data-parallel-rank': '7' }), 'a/2', "the engine's to refuse");
   assert.equal(fake.requests[3].headers['x-data-parallel-rank'], '7');
+});
+
+test('a rank that a trusted client chooses, against its session, has the load that its own cache leaves', async (t) => {
+  const { fake, router } = await ranked(t, { dp_size: 3 }, { trusted_clients: ['127.0.0.0/8'] },
+    `return { api = 1, name = "last", admit = function() end,
+      score = function(req, w) return -w.rank + 0 * w.cached_tokens end }`);
+  const ask = (content, headers) => post(`${router.url}/v1/chat/completions`, chat('m', { messages: say(content) }), { headers });
+  const long = 'all of this is in its cache '.repeat(400);
+  assert.equal((await ask(long, { 'x-data-parallel-rank': '1' })).headers['x-perilune-worker'], 'a/1');
+  assert.equal((await ask('short', { 'x-session-id': 's' })).headers['x-perilune-worker'], 'a/2');
+  const held = gate();
+  fake.handler = async (entry, res) => { await held.opened; fake.json(res, 200, {}); };
+  const asked = ask(long, { 'x-session-id': 's', 'x-data-parallel-rank': '1' });
+  await fake.request(2);
+  const { workers } = await engineOf(router, 'a');
+  assert.deepEqual(workers.map((w) => w.inflight), [0, 1, 0]);
+  assert.ok(workers[1].queued_prefill_tokens < 1000, `${workers[1].queued_prefill_tokens} of some 2800`);
+  held.open();
+  assert.equal((await asked).headers['x-perilune-worker'], 'a/1');
+});
+
+test("what goes with an engine's session goes to its rank, also from a trusted client", async (t) => {
+  const engine = await sglang(t);
+  const router = await startRouter(t, {
+    config: { engines: [{ name: 'a', url: engine.url, dp_size: 2 }], trusted_clients: ['127.0.0.0/8'] },
+  });
+  await usable(router, 1);
+  await until('it can hold sessions', async () => (await engineOf(router, 'a')).capabilities.includes('streaming_sessions'));
+  const opened = await post(`${router.url}/v1/chat/completions`, { model: 'm', messages: say('one'), ...control('s', 'open') });
+  assert.equal(opened.headers['x-perilune-session'], 'open');
+  const rank = opened.headers['x-perilune-worker'].slice(2);
+  const outside = await post(`${router.url}/v1/embeddings`, { model: 'm', input: 'x', ...control('s') }, {
+    headers: { 'x-data-parallel-rank': String(1 - rank) }, // to what the session's worker is not
+  });
+  assert.equal(outside.headers['x-perilune-worker'], `a/${rank}`);
+  assert.equal(engine.requests.at(-1).headers['x-data-parallel-rank'], rank, 'as it is accounted for');
 });
