@@ -119,8 +119,10 @@ bool pl_prompt_refused(pl_request *rq)
     pl_loop *l = rq->loop;
     const struct pl_fault fault = {.kind = PL_INDEX_STALE};
     double seconds;
-    if (!pl_decider_wants_degrade(l->decider) || rq->attempts > 0 || !is_stale(rq))
+    if (rq->stale_asked || !pl_decider_wants_degrade(l->decider) || rq->attempts > 0 ||
+        !is_stale(rq))
         return false;
+    rq->stale_asked = true; /* who waits for room is decided on again and again */
     l->vm_used = true;
     if (pl_decide_fault(l->decider, &rq->ask, &fault, &seconds) != PL_REJECT)
         return false;

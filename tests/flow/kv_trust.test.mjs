@@ -191,12 +191,21 @@ test('an engine that is used and says nothing goes stale, and comes back', async
 
 test('a policy may refuse what it would have to route without events', async (t) => {
   const text = `local pl = require "perilune"
+    local waiting_asked = 0
     return { api = 1, name = "strict", score = function(req, w) return -w.cached_tokens end,
+      admit = function(req)
+        if req:member("user") == "waiting" and req.waited_seconds < 0.3 then return pl.QUEUE, 5 end
+      end,
       degrade = function(req, fault)
-        if fault.kind == pl.INDEX_STALE and req:member("user") ~= "patient" then return pl.REJECT, 7 end
+        if fault.kind ~= pl.INDEX_STALE or req:member("user") == "patient" then return end
+        if req:member("user") == "waiting" then
+          waiting_asked = waiting_asked + 1
+          if waiting_asked == 1 then return end
+        end
+        return pl.REJECT, 7
       end }`;
   const one = await published(t, 'a', {});
-  const router = await startPublished(t, [one], { text, config: { kv: { stale_seconds: 1 } } });
+  const router = await startPublished(t, [one], { text, threads: 1, config: { kv: { stale_seconds: 1 } } });
   const ask = (more) => post(`${router.url}/v1/completions`, { prompt: prompt(1), ...more });
   assert.equal((await ask()).status, 200); // nothing was published yet: that is no fault
   await one.pub.store(prompt(2));
@@ -208,6 +217,7 @@ test('a policy may refuse what it would have to route without events', async (t)
   }, { every: 100 });
   assert.deepEqual([answer.status, answer.json.error.code, answer.headers['retry-after']], [503, 'index_stale', '7']);
   assert.equal((await ask({ user: 'patient' })).status, 200);
+  assert.equal((await ask({ user: 'waiting' })).status, 200); // asked once, however often it is decided on
   await one.pub.store(prompt(1));
   await untilTrust(router, 'a', 'live');
   assert.equal((await ask()).status, 200);
