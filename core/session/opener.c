@@ -193,8 +193,9 @@ static void on_answer(void *user, const pl_fetch_result *r)
     } else if (r->err == 0 && r->status == 501) {
         refused(o, r->status);
     } else if (r->err == PL_ECONNECT || r->err == PL_ERESOLVE || r->err == PL_EUNAVAILABLE ||
-               r->err == PL_ENOMEM) { /* it never got there */
-        failed(o, r);
+               r->err == PL_ENOMEM) {                       /* it never got there */
+        if (r->err == PL_ECONNECT || r->err == PL_ERESOLVE) /* else it is the router that lacks */
+            failed(o, r);
         pl_registry_drop(s->registry, o->c.nonce);
         finish(o, r->err == PL_EUNAVAILABLE ? PL_EIO : r->err);
     } else {

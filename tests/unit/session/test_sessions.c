@@ -1,6 +1,8 @@
 /* Turns of sessions: what a request that names one may rely on. */
 #include "sessions_rig.h"
 
+#include <sys/resource.h>
+
 static void a_session_that_nobody_knows(void **state)
 {
     (void)state;
@@ -360,6 +362,33 @@ static void an_engine_that_is_not_there(void **state)
     rig_close(&r);
 }
 
+/* What the router lacks says nothing of an engine. */
+static void a_router_without_files_blames_no_engine(void **state)
+{
+    (void)state;
+    rig r;
+    rig_open(&r, NULL, false);
+    turn t;
+    struct rlimit before;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(turn_begin(&t, r.a.l[0], "s", PL_WISH_OPEN), 0);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &(struct rlimit){0, before.rlim_max}), 0);
+        int rc = turn_open(&t, rig_worker(&r, 0), 60000);
+        if (rc == PL_STORE_PENDING)
+            rig_wait(&r, t.ready);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+        assert_int_equal(t.ready ? t.rc : rc, PL_EIO);
+    }
+    assert_int_equal(count(&stats(&r.a)->open_failures), 4);
+    assert_int_equal(pl_sessions_can_open(r.a.s, rig_worker(&r, 0)), 0);
+    assert_int_equal(turn_open(&t, rig_worker(&r, 0), 60000), PL_STORE_PENDING);
+    rig_wait(&r, t.ready);
+    assert_int_equal(t.rc, 0);
+    pl_turn_end(&t.t, PL_TURN_DONE, NULL, -1);
+    rig_close(&r);
+}
+
 static void caps_of_a_worker(void **state)
 {
     (void)state;
@@ -627,6 +656,7 @@ int main(void)
         cmocka_unit_test(the_close_of_a_timed_out_open_is_awaited_a_second),
         cmocka_unit_test(other_failures_of_an_open),
         cmocka_unit_test(an_engine_that_is_not_there),
+        cmocka_unit_test(a_router_without_files_blames_no_engine),
         cmocka_unit_test(caps_of_a_worker),
         cmocka_unit_test(turns_of_a_session_run_one_at_a_time_in_order),
         cmocka_unit_test(a_turn_waits_so_long_and_may_leave),
