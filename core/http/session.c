@@ -371,7 +371,8 @@ void pl_session_explain(pl_request *rq, const pl_binding *b)
     if (b)
         s->turn.binding = *b;
     s->turn.held_tokens = -1; /* the turn's to know */
-    s->kind = backed || s->wish.action == PL_WISH_OPEN ? PL_ENGINE_BACKED : PL_ROUTER_ONLY;
+    bool opens = s->wish.action == PL_WISH_OPEN && takes_engine_sessions(rq);
+    s->kind = backed || opens ? PL_ENGINE_BACKED : PL_ROUTER_ONLY;
     s->ttl_seconds = b ? b->ttl_ms / 1e3 : s->wish.timeout_seconds;
     fill_record(s);
     rq->ask.can_open = can_open;

@@ -203,7 +203,7 @@ bool pl_session_refused(pl_request *rq, pl_str answer)
         return true;
     }
     s->turn.history.form = PL_HISTORY_LOST;
-    s->open = s->ttl_seconds > 0 && !s->wish.final;
+    s->open = rq->ask.wants_open = s->ttl_seconds > 0 && !s->wish.final;
     s->label = s->open ? "reopened" : "outside";
     say_poisoned(rq, s->open ? "it is opened anew" : "it is closed");
     rq->state = PL_RQ_DECIDING;

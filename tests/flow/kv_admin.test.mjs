@@ -164,6 +164,9 @@ test('explain shows where a session is bound', async (t) => {
   assert.deepEqual([answer.session.event, answer.session.bound_index, answer.choice.reason], ['turn', 1, 'session']);
   assert.deepEqual(missing('pl_session', answer.session), []);
   assert.equal((await get(`${router.admin}/sessions/s1`)).json.turns, 1);
+  // an API without sessions at the engine: no engine that can hold them is needed
+  answer = await explain(router, { input: 'x', nvext: { session_control: { session_id: 's2', action: 'open' } } }, '/v1/embeddings');
+  assert.deepEqual([answer.session.event, answer.session.kind, answer.choice.kind], ['open', 'router_only', 'decided']);
 });
 
 test('explain refuses as the router would, and what it cannot explain', async (t) => {

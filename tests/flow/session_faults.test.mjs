@@ -2,8 +2,9 @@
 // it has not, a delta never goes where nobody knows what came before it, and clients are told so.
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
-import { until, metric, scratch, writeFile } from './lib/proc.mjs';
+import { engineOf, metric, scratch, startRouter, until, usable, writeFile } from './lib/proc.mjs';
 import { gate } from './lib/fake.mjs';
+import { sglang } from './lib/sglang.mjs';
 import { CHAT, control, delta, fleet, reply, say, sessions } from './lib/sessions.mjs';
 import { del, post, send } from './lib/http.mjs';
 
@@ -195,6 +196,27 @@ test('an engine that has lost its sessions: whole conversations go on in new one
   assert.equal(await metric(router, 'perilune_session_poisoned_total'), ids.length);
   assert.equal(await metric(router, 'perilune_session_closes_total', 'cause="poisoned"'), ids.length);
   await router.log('session_poisoned');
+});
+
+test('a session that is opened anew at once is opened where that can be', async (t) => {
+  const able = await sglang(t);
+  const unable = await sglang(t, { info: { enable_streaming_session: false } });
+  const policy = writeFile(scratch(t), 'unable.lua',
+    'return { api = 1, name = "unable", score = function(req, w) return w:name() == "unable" and 0 or 1 end }');
+  const router = await startRouter(t, { engines: { able: able.url, unable: unable.url }, policy });
+  await usable(router, 2);
+  await until('capabilities', async () => (await engineOf(router, 'able')).capabilities.includes('streaming_sessions')
+    && (await engineOf(router, 'unable')).kind === 'sglang');
+  let lost = false;
+  able.onOpen = (body, res) => { // the first one is gone before its first turn
+    if (!lost) able.json(res, 200, body.session_id);
+    return !lost && (lost = true);
+  };
+  const answer = await post(`${router.url}${CHAT}`, { model: 'm', messages: say('one'), ...control('s', 'open') });
+  assert.equal(answer.status, 200, answer.text);
+  assert.equal(answer.headers['x-perilune-session'], 'reopened');
+  assert.equal(answer.headers['x-perilune-worker'], 'able');
+  assert.equal(unable.opens.length, 0);
 });
 
 test('an engine that refuses a turn for other reasons, or every session, is passed on as it is', async (t) => {
