@@ -424,7 +424,7 @@ const pl_key pl_config_keys[] = {
     {"timeouts.first_byte_seconds", PL_KEY_MS, C(pool.first_byte_timeout_ms), 0.01, DAY, "seconds",
      .help = "from a request's last byte to the engine's first"},
     {"timeouts.between_bytes_seconds", PL_KEY_MS, C(pool.between_bytes_timeout_ms), 0.01, DAY,
-     "seconds", .help = "between two reads of an engine's answer"},
+     "seconds", .help = "between two pieces of the body of an engine's answer"},
     {"timeouts.pool_idle_seconds", PL_KEY_MS, C(pool.pool_idle_ms), 0.01, 3.9, "seconds",
      .help = "an idle connection to an engine is kept; under 4, since vLLM closes after 5"},
     {"timeouts.queue_seconds", PL_KEY_NUMBER, C(queue_seconds), 0, DAY, "seconds",

@@ -39,7 +39,7 @@
     XX(usage_swallowed, "Usage chunks asked for by the router and kept from the client")           \
     XX(paused, "Times an engine was paused because its client was slow")                           \
     XX(decisions, "Decisions made")                                                                \
-    XX(engine_cut, "Requests cut because their engine was removed")                                \
+    XX(engine_cut, "Requests cut: their engine was removed, or the drain ran out")                 \
     XX(session_bad, "Requests refused for what they say of their session")                         \
     XX(session_conflicts, "Requests whose header and body named different sessions")               \
     XX(session_lost, "Turns refused because their session's engine state is gone")                 \
