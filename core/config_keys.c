@@ -59,6 +59,12 @@ static int read_api_key_file(const pl_reader_ctx *rd, const json_t *value, const
     return pl_config_secret_file(rd, value, path, &((pl_api_key *)base)->key);
 }
 
+static int read_engine_key_file(const pl_reader_ctx *rd, const json_t *value, const char *path,
+                                void *base)
+{
+    return pl_config_secret_file(rd, value, path, &((pl_engine_spec *)base)->api_key);
+}
+
 /* --- engines --- */
 
 static const char *const kinds[] = {"auto", "sglang", "vllm", "other", NULL};
@@ -99,6 +105,10 @@ static const pl_key engine_keys[] = {
      .help = "unique name, in logs, "
              "headers and metrics"},
     {"kind", PL_KEY_CHOICE, ENGINE(kind), .choices = kinds, .help = "auto: asked of the engine"},
+    {"api_key", PL_KEY_SECRET, ENGINE(api_key),
+     .help = "sent to it as a bearer token, in place of the client's; best from env(\"NAME\")"},
+    {"api_key_file", PL_KEY_OTHER, ENGINE(api_key), .read = read_engine_key_file,
+     .shape = "file name", .help = "a file that holds the key, instead of api_key"},
     {"weight", PL_KEY_NUMBER, ENGINE(weight), 0.001, 1000,
      .help = "its share, for policies that "
              "look at it"},
@@ -408,7 +418,7 @@ const pl_key pl_config_keys[] = {
     {"timeouts.keep_alive_seconds", PL_KEY_MS, C(server.keep_alive_timeout_ms), 0.01, DAY,
      "seconds", .help = "a client's connection between two requests"},
     {"timeouts.write_seconds", PL_KEY_MS, C(server.write_timeout_ms), 0.01, DAY, "seconds",
-     .help = "a client that takes nothing while there is something for it"},
+     .help = "a client that takes nothing, or less than 1 KiB/s, while there is something for it"},
     {"timeouts.connect_seconds", PL_KEY_MS, C(pool.connect_timeout_ms), 0.01, 600, "seconds",
      .help = "to an engine, name resolution included"},
     {"timeouts.first_byte_seconds", PL_KEY_MS, C(pool.first_byte_timeout_ms), 0.01, DAY, "seconds",
@@ -489,7 +499,8 @@ const pl_key pl_config_keys[] = {
     {"kv.tokenize_bytes", PL_KEY_WHOLE, C(tokenize_bytes), MIB, 64 * GIB, "bytes",
      .help = "of token ids kept, so that each is asked for once"},
     {"kv.assume_kv_reuse", PL_KEY_BOOL, C(assume_kv_reuse),
-     .help = "decode_blocks counts blocks that running requests share once"},
+     .help =
+         "decode_blocks counts blocks that running requests share once, whatever the policy wants"},
     {.path = NULL},
 };
 
@@ -498,6 +509,7 @@ int pl_config_print_reference(FILE *out)
     pl_config c;
     pl_engine_spec engine = {.weight = 1, .dp_size = 1};
     pl_api_key key = {{NULL, 0}, {NULL, 0}};
+    pl_wish_header header = {.id = {NULL, 0}};
     int rc = pl_config_init(&c);
     if (rc != 0)
         return rc;
@@ -512,6 +524,7 @@ int pl_config_print_reference(FILE *out)
     pl_schema_print(policy_keys, "policy.", &c, out);
     fputs("\nSessions:\n\n", out);
     pl_schema_print(pl_config_session_keys, "sessions.", &c, out);
+    pl_schema_print(pl_config_session_header_keys, "sessions.headers[].", &header, out);
     fputs("\nEach of api_keys:\n\n", out);
     pl_schema_print(api_key_keys, "api_keys[].", &key, out);
     pl_config_free(&c);

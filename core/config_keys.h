@@ -15,7 +15,7 @@ int pl_config_secret_file(const pl_reader_ctx *rd, const json_t *value, const ch
                           pl_str *out);
 
 /* Keys under `sessions`, config_sessions.c. */
-extern const pl_key pl_config_session_keys[];
+extern const pl_key pl_config_session_keys[], pl_config_session_header_keys[];
 int pl_config_read_sessions(const pl_reader_ctx *rd, const json_t *value, const char *path,
                             void *base);
 

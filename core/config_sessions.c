@@ -51,7 +51,7 @@ NAME_READER(parent)
 NAME_READER(final)
 NAME_READER(child)
 
-static const pl_key header_keys[] = {
+const pl_key pl_config_session_header_keys[] = {
     {"id", PL_KEY_OTHER, HEADER(id), .read = read_id, .shape = "header name",
      .help = "names the session; a text instead of a table is this alone"},
     {"parent", PL_KEY_OTHER, HEADER(parent), .read = read_parent, .shape = "header name",
@@ -81,7 +81,7 @@ static int read_headers(const pl_reader_ctx *rd, const json_t *value, const char
         h[i] = (pl_wish_header){.id = {NULL, 0}};
         snprintf(at, sizeof at, "%s[%zu]", path, i + 1);
         rc = json_is_string(v) ? read_name(rd, v, at, &h[i].id)
-                               : pl_schema_read(rd, header_keys, v, at, &h[i]);
+                               : pl_schema_read(rd, pl_config_session_header_keys, v, at, &h[i]);
         if (rc == 0 && !h[i].id.p)
             rc = pl_schema_fail(rd, at, "'id' is missing");
         if (rc != 0)
@@ -177,7 +177,8 @@ const pl_key pl_config_session_keys[] = {
     {"max_ttl_seconds", PL_KEY_NUMBER, C(wish.max_timeout_seconds), 1, 30 * DAY, "seconds",
      .help = "the longest timeout that a client may ask for, or a policy give"},
     {"headers", PL_KEY_OTHER, C(wish.headers), .read = read_headers, .shape = "list",
-     .def = "the known agents' headers", .help = "that name a session, in order: see README"},
+     .def = "the known agents' headers",
+     .help = "that name a session, in order: names, or tables with the keys of headers[]"},
     {"waiting_turns", PL_KEY_WHOLE, C(sessions.max_waiting_turns), 0, 1000, "requests",
      .help = "that may wait for a turn of the same engine session; above: 409"},
     {"turn_wait_seconds", PL_KEY_MS, C(sessions.turn_wait_ms), 0.01, DAY, "seconds",
@@ -205,7 +206,7 @@ const pl_key pl_config_session_keys[] = {
     {"retention.other", PL_KEY_CHOICE, C(retention[PL_KIND_OTHER]), .choices = retentions,
      .help = "the same for other engines"},
     {"priority.sglang", PL_KEY_CHOICE, C(priority[PL_KIND_SGLANG]), .choices = priorities,
-     .help = "a policy's priority is sent; auto: to engines known to take it"},
+     .help = "a policy's or agent_hints' priority is sent; auto: to engines known to take it"},
     {"priority.vllm", PL_KEY_CHOICE, C(priority[PL_KIND_VLLM]), .choices = priorities,
      .help = "the same for vLLM"},
     {"priority.other", PL_KEY_CHOICE, C(priority[PL_KIND_OTHER]), .choices = priorities,

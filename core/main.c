@@ -303,7 +303,7 @@ static const pl_opt engine_flags[] = {
     [ENGINE_KV_CONNECT] = {"kv-events-connect", NULL,
                            "connect to a subscriber at --kv-events (listen there)"},
     [ENGINE_OUTPUT_TOKENS] = {"output-tokens", "N", "for requests without a limit (64)"},
-    [ENGINE_SEED] = {"seed", "N", "of what it says (0)"},
+    [ENGINE_SEED] = {"seed", "N", "of what it says (1)"},
     [ENGINE_LOG_LEVEL] = {"log-level", "LEVEL", "debug, info, warn or error (info)"},
     [ENGINE_HELP] = {"help", NULL, "print this"},
     {NULL, NULL, NULL},
@@ -453,6 +453,7 @@ static int engine(pl_opts *o)
     pl_errbuf eb = {""};
     pl_front_options f;
     pl_front_options_default(&f);
+    f.listen = PL_STR("127.0.0.1:30000");
     int models_n = 0, code = EXIT_OK;
     pl_str *models = calloc((size_t)o->argc, sizeof *models);
     if (!models)

@@ -126,7 +126,7 @@ struct pl_req {
     double body_bytes;     /* as sent by the client */
     double waited_seconds; /* spent in the router's queue so far */
     double expected_output_tokens; /* nvext.agent_hints.osl; -1 when absent */
-    int32_t priority;              /* the body's `priority` member, 0 when absent */
+    int32_t priority;              /* the body's, or else nvext.agent_hints.priority; 0 */
     int32_t api;                   /* enum pl_api_kind */
     int32_t attempt;               /* 0 for the first try, 1.. for retries */
     int32_t choices;               /* the body's `n`, 1 when absent */

@@ -126,7 +126,8 @@ static bool same_engine(pl_router *r, const pl_engine *e, const pl_engine_spec *
     if (pl_engine_new(spec, &made, NULL) != 0)
         return false;
     bool same = strcmp(e->name, made->name) == 0 && strcmp(e->url, made->url) == 0 &&
-                e->weight == made->weight && e->max_inflight == made->max_inflight &&
+                strcmp(e->api_key, made->api_key) == 0 && e->weight == made->weight &&
+                e->max_inflight == made->max_inflight &&
                 e->max_queued_prefill_tokens == made->max_queued_prefill_tokens &&
                 e->workers_n == made->workers_n && e->events_mode == made->events_mode &&
                 strcmp(e->events_endpoint, made->events_endpoint) == 0 &&

@@ -69,8 +69,9 @@ struct pl_router {
     struct pl_knowledge *knowledge; /* knowledge.c; NULL: kv.use is off */
     pl_holdings *holdings;          /* NULL: the same */
     struct pl_feed *feed;
-    pl_active *active;     /* NULL: kv.assume_kv_reuse is off */
-    pl_tokcache *tokcache; /* NULL: engines are not asked to tokenize */
+    pl_active *active;                  /* NULL: kv.use is off */
+    pl_tokcache *tokcache;              /* NULL: engines are not asked to tokenize */
+    _Atomic uint32_t tokenize_failures; /* in a row */
     pl_loop *loops;
     int loops_n;
     uv_loop_t control;
@@ -90,7 +91,10 @@ struct pl_router {
     _Atomic int draining;
     _Atomic int cutting;        /* the drain has run out: nothing is sent any more */
     _Atomic int usable_engines; /* for /readyz */
-    int port, admin_port;       /* real ones */
+    /* models (by 64 hashes) of which it was said that no engine can hold a session; the last time
+     */
+    _Atomic uint64_t no_session_engine, no_session_engine_ns;
+    int port, admin_port; /* real ones */
     int exit_code;
     bool control_ready;
     int loops_inited, running; /* loops prepared; threads started */

@@ -16,12 +16,13 @@
 --            blocks per active request, for 16-token blocks); "v0" (the first formula: device credit,
 --            prefill and decode only). Every other parameter at -1 is as the preset has it:
 --            overlap_score_credit (1), credit_decay (0), host_weight (0.75), disk_weight (0.25),
---            prefill_load_scale (1), active_request_weight (0), temperature (0).
+--            prefill_load_scale (1), active_request_weight (0), temperature (0), assume_kv_reuse (1; 0 in
+--            load_aware and v0): 1 has decode_blocks count what running requests share once, in the ledger.
 --            A prefill_load_scale of W is the deprecated overlap_score_weight of W.
 -- Deferred   Taints (required and preferred); a cache shared by workers; the decode stage of
 --            disaggregated serving; per-request overrides. What the prompt adds to decode is counted
 --            whole: blocks of it that are active on a worker are not visible here, even when the
---            ledger counts those of running requests once (Dynamo's assume_kv_reuse).
+--            ledger counts those of running requests once.
 -- Failure    Nothing known of caches: credits are 0, and it balances prefill and decode. No eligible
 --            worker: not asked. Weight 0: never picked; other weights do not count, as in Dynamo.
 
@@ -40,6 +41,7 @@ local policy = {
     prefill_load_scale = -1,
     active_request_weight = -1,
     temperature = -1,
+    assume_kv_reuse = -1,
   },
 }
 
@@ -51,12 +53,13 @@ local DEFAULT = {
   prefill_load_scale = 1,
   active_request_weight = 0,
   temperature = 0,
+  assume_kv_reuse = 1,
 }
 local PRESETS = {
   default = {},
-  load_aware = { overlap_score_credit = 0, host_weight = 0, disk_weight = 0 },
+  load_aware = { overlap_score_credit = 0, host_weight = 0, disk_weight = 0, assume_kv_reuse = 0 },
   agentic = { overlap_score_credit = 2, prefill_load_scale = 4, active_request_weight = 64 },
-  v0 = { host_weight = 0, disk_weight = 0 },
+  v0 = { host_weight = 0, disk_weight = 0, assume_kv_reuse = 0 },
 }
 
 function policy.init(params)
@@ -69,6 +72,7 @@ function policy.init(params)
     if given == -1 then given = preset[name] or value end
     st[name] = given
   end
+  policy.assume_kv_reuse = st.assume_kv_reuse > 0
   return st
 end
 

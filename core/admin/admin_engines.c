@@ -137,6 +137,12 @@ void pl_admin_engines_add(pl_admin *a, pl_exchange *x, pl_str name)
     json_t *body = pl_admin_body(x);
     if (!body)
         return;
+    if (json_object_get(body, "api_key_file")) { /* else the API would send files of ours about */
+        json_decref(body);
+        pl_admin_error(x, 400, "invalid_engine",
+                       "api_key_file is for the configuration file: send api_key");
+        return;
+    }
     int rc = pl_config_engine(&x->arena, "body", "", body, &spec, &eb);
     if (rc == 0)
         rc = pl_router_add_engine(a->router, &spec, &eb);

@@ -159,10 +159,10 @@ void pl_admin_index(pl_admin *a, pl_exchange *x, pl_str name)
                   json_pack("{s:s, s:o, s:o, s:o, s:{s:I, s:I, s:I, s:I}, s:o}", "use",
                             uses[r->config.kv_use], "index", index_json(r), "routed",
                             approx_json(&s.routed), "predicted", approx_json(&s.predicted),
-                            "accuracy", "requests", (json_int_t)s.requests, "predicted_tokens",
-                            (json_int_t)s.predicted_tokens, "actual_tokens",
-                            (json_int_t)s.actual_tokens, "error_tokens", (json_int_t)s.error_tokens,
-                            "workers", workers));
+                            "accuracy", "requests", (json_int_t)s.accuracy.requests,
+                            "predicted_tokens", (json_int_t)s.accuracy.predicted_tokens,
+                            "actual_tokens", (json_int_t)s.accuracy.actual_tokens, "error_tokens",
+                            (json_int_t)s.accuracy.error_tokens, "workers", workers));
 }
 
 /* --- events --- */

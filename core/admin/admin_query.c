@@ -172,6 +172,14 @@ static size_t local_hashes(const query *q, const pl_block_space *b, uint64_t *lo
     return n > 0 ? (size_t)n : 0;
 }
 
+static void take_in(const pl_match *m, int n, uint32_t block_tokens, found *by_slot)
+{
+    for (int i = 0; i < n; i++)
+        for (int t = 0; t < PL_TIERS; t++)
+            by_slot[m[i].slot].tokens[t] =
+                fmax(by_slot[m[i].slot].tokens[t], (double)m[i].blocks[t] * block_tokens);
+}
+
 static void match(pl_index_reader *reader, pl_index *ix, const query *q, uint32_t block_tokens,
                   bool eagle, pl_str lora, uint64_t *local, pl_match *m, found *by_slot)
 {
@@ -179,13 +187,26 @@ static void match(pl_index_reader *reader, pl_index *ix, const query *q, uint32_
     pl_index_space space = pl_index_space_find(ix, PL_STR("*"), block_tokens, eagle, lora, q->salt);
     if (!space || pl_block_space_init(&b, block_tokens, eagle, lora, q->salt) != 0)
         return;
-    size_t n = q->hashes ? q->n : local_hashes(q, &b, local);
-    int workers =
-        pl_index_match(reader, space, q->hashes ? q->values : local, n, m, PL_MAX_WORKERS);
-    for (int i = 0; i < workers; i++)
-        for (int t = 0; t < PL_TIERS; t++)
-            by_slot[m[i].slot].tokens[t] =
-                fmax(by_slot[m[i].slot].tokens[t], (double)m[i].blocks[t] * block_tokens);
+    size_t n = local_hashes(q, &b, local);
+    int workers = pl_index_match(reader, space, local, n, m, PL_MAX_WORKERS);
+    take_in(m, workers, block_tokens, by_slot);
+}
+
+/* Adapter, salt and block size are in the hashes: the space that has them is the right one. */
+typedef struct by_hash {
+    pl_index_reader *reader;
+    const query *q;
+    pl_match *m;
+    found *by_slot;
+} by_hash;
+
+static void match_hashes(void *ctx, pl_index_space space, uint32_t block_tokens, pl_str lora)
+{
+    by_hash *h = ctx;
+    if (h->q->lora.n && !pl_str_eq(h->q->lora, lora))
+        return;
+    int workers = pl_index_match(h->reader, space, h->q->values, h->q->n, h->m, PL_MAX_WORKERS);
+    take_in(h->m, workers, block_tokens, h->by_slot);
 }
 
 /* With a name that is given, that adapter; else the model may be one itself. */
@@ -194,6 +215,11 @@ static void match_all(pl_index_reader *reader, pl_index *ix, const query *q, uin
 {
     uint32_t sizes[SIZES];
     int sizes_n = 0;
+    if (q->hashes) {
+        by_hash h = {reader, q, m, by_slot};
+        pl_index_each_space(ix, match_hashes, &h);
+        return;
+    }
     for (int i = 0; i < q->model->workers_n; i++) {
         int32_t n = atomic_load(&q->model->workers[i]->block_tokens);
         uint32_t size = n > 0 ? (uint32_t)n : PL_LEDGER_BLOCK_TOKENS;
@@ -209,7 +235,8 @@ static void match_all(pl_index_reader *reader, pl_index *ix, const query *q, uin
                 match(reader, ix, q, sizes[i], eagle, q->lora, local, m, by_slot);
                 continue;
             }
-            match(reader, ix, q, sizes[i], eagle, (pl_str){NULL, 0}, local, m, by_slot);
+            if (!q->model->adapter)
+                match(reader, ix, q, sizes[i], eagle, (pl_str){NULL, 0}, local, m, by_slot);
             match(reader, ix, q, sizes[i], eagle, q->model->id, local, m, by_slot);
         }
 }

@@ -37,13 +37,15 @@ static json_t *session_json(pl_router *r, const pl_session_name *name, const pl_
         if (v->workers[i]->slot == b->slot && v->workers[i]->generation == b->generation)
             worker = v->workers[i]->name;
     uint64_t now = pl_now_ns();
-    json_t *j = json_pack("{s:o, s:o, s:s, s:s?, s:f, s:f, s:f, s:f, s:I}", "tenant",
+    double held = pl_binding_held_tokens(b);
+    json_t *j = json_pack("{s:o, s:o, s:s, s:s?, s:f, s:f, s:f, s:f, s:I, s:o}", "tenant",
                           text(name->tenant), "id", text(name->id), "kind",
                           b->kind == PL_SESSION_ENGINE_BACKED ? "engine_backed" : "router_only",
                           "worker", worker, "ttl_seconds", b->ttl_ms / 1e3, "expires_in_seconds",
                           b->deadline_ns > now ? (double)(b->deadline_ns - now) / 1e9 : 0.0,
                           "age_seconds", seconds_since(b->opened_at_ns, now), "idle_seconds",
-                          seconds_since(b->used_at_ns, now), "turns", (json_int_t)b->turns);
+                          seconds_since(b->used_at_ns, now), "turns", (json_int_t)b->turns,
+                          "held_tokens", held >= 0 ? json_integer((json_int_t)held) : json_null());
     pl_view_unref(v);
     return j;
 }

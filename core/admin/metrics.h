@@ -51,6 +51,7 @@
     XX(degraded_open_failed, "Faults given to degrade by kind")                                    \
     XX(degraded_bound_gone, "Faults given to degrade by kind")                                     \
     XX(tokenize_calls, "Calls of an engine's /tokenize")                                           \
+    XX(tokenize_failed, "Calls of an engine's /tokenize that gave no token ids")                   \
     XX(tokenize_late, "Requests that went on before /tokenize had answered")                       \
     XX(retention_set, "Requests sent with retention_seconds")                                      \
     XX(retention_skipped, "Requests whose extra_args took no retention_seconds")

@@ -104,7 +104,7 @@ static void gauges(pl_text *t, const fed *f, int n)
     for (int i = 0; i < n; i++)
         pl_text_value(t, f[i].s.complete, 1, "worker", f[i].worker);
     pl_text_family(t, "perilune_kv_nothing_indexed", "gauge",
-                   "1 while stores came and no block of them could be indexed");
+                   "1 while events come and no block of them could be indexed");
     for (int i = 0; i < n; i++)
         pl_text_value(t, f[i].s.nothing_indexed, 1, "worker", f[i].worker);
     pl_text_family(t, "perilune_kv_last_sequence", "gauge", "Number of the batch applied last");
@@ -181,13 +181,13 @@ static void holdings(pl_text *t, pl_holdings *h)
                 (double)s.routed.corrected);
     pl_text_one(t, "perilune_kv_compared_requests_total", "counter",
                 "Requests whose cached tokens were predicted and told by the engine",
-                (double)s.requests);
+                (double)s.accuracy.requests);
     pl_text_one(t, "perilune_kv_predicted_cached_tokens_total", "counter",
-                "Cached tokens predicted for them", (double)s.predicted_tokens);
+                "Cached tokens predicted for them", (double)s.accuracy.predicted_tokens);
     pl_text_one(t, "perilune_kv_actual_cached_tokens_total", "counter",
-                "Cached tokens as the engines counted", (double)s.actual_tokens);
+                "Cached tokens as the engines counted", (double)s.accuracy.actual_tokens);
     pl_text_one(t, "perilune_kv_cached_tokens_error_total", "counter",
-                "Sum of the differences, either way", (double)s.error_tokens);
+                "Sum of the differences, either way", (double)s.accuracy.error_tokens);
 }
 
 void pl_metrics_kv(pl_text *t, pl_router *r, const pl_view *v)

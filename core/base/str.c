@@ -138,6 +138,15 @@ bool pl_str_utf8(pl_str s, size_t *bad)
     return true;
 }
 
+pl_str pl_str_clip(pl_str s, size_t most)
+{
+    if (s.n <= most)
+        return s;
+    while (most && ((unsigned char)s.p[most] & 0xc0) == 0x80)
+        most--;
+    return (pl_str){s.p, most};
+}
+
 bool pl_str_eq_secret(pl_str a, pl_str b)
 {
     return a.n == b.n && (a.n == 0 || CRYPTO_memcmp(a.p, b.p, a.n) == 0);

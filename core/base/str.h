@@ -56,6 +56,10 @@ bool pl_str_cut(pl_str *rest, char sep, pl_str *head);
  * byte. */
 bool pl_str_utf8(pl_str s, size_t *bad);
 
+/* The longest beginning of s of at most so many bytes that does not end in the middle of a
+ * character. */
+pl_str pl_str_clip(pl_str s, size_t most);
+
 /* Equal contents, in time that depends only on the lengths. For secrets. */
 bool pl_str_eq_secret(pl_str a, pl_str b);
 

@@ -288,7 +288,8 @@ static json_t *rerank_answer(pl_front_call *c)
     }
     for (int i = 0; order && i < c->parts_n; i++) {
         int k = order[i];
-        json_t *d = json_array_get(c->documents, (size_t)k);
+        json_t *d =
+            json_is_array(c->documents) ? json_array_get(c->documents, (size_t)k) : c->documents;
         json_t *text = json_is_object(d) ? json_object_get(d, "text") : d;
         json_array_append_new(
             list, c->front->vllm ? json_pack("{s:i,s:{s:O},s:f}", "index", k, "document", "text",

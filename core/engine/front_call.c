@@ -39,10 +39,9 @@ static void remember(pl_front *f, pl_front_call *c, pl_front_call_end end)
 {
     pl_front_record *r = &f->records[f->records_n++ % PL_FRONT_RECORDS];
     *r = (pl_front_record){.path = c->path, .rank = c->rank, .end = (int)end};
-    snprintf(r->id, sizeof r->id, "%.*s", c->request_id.n > 63 ? 63 : (int)c->request_id.n,
-             c->request_id.p ? c->request_id.p : "");
-    snprintf(r->session, sizeof r->session, "%.*s", c->session.n > 63 ? 63 : (int)c->session.n,
-             c->session.p ? c->session.p : "");
+    snprintf(r->id, sizeof r->id, "%.*s", PL_FMT(pl_str_clip(c->request_id, sizeof r->id - 1)));
+    snprintf(r->session, sizeof r->session, "%.*s",
+             PL_FMT(pl_str_clip(c->session, sizeof r->session - 1)));
     for (int i = 0; i < c->parts_n; i++) {
         r->prompt += c->parts[i].prompt;
         r->cached += c->parts[i].cached;

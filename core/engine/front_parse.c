@@ -435,7 +435,7 @@ int pl_front_call_parse(pl_front_call *c, json_t *body, int *status, pl_errbuf *
         if (i == f->o->models_n) {
             *status = 404;
             return pl_fail(eb, PL_ENOTFOUND, "The model `%.*s` does not exist.",
-                           model.n > 200 ? 200 : (int)model.n, model.p);
+                           PL_FMT(pl_str_clip(model, 200)));
         }
         c->model = f->o->models[i];
     }
@@ -455,8 +455,10 @@ int pl_front_call_parse(pl_front_call *c, json_t *body, int *status, pl_errbuf *
         rc = integer(body, "n", 1, MOST_CHOICES, &n, eb);
     c->choices = (int)n;
     if (rc == 0 || rc == PL_ENOTFOUND)
-        rc = integer(body, "priority", -1000000, 1000000, &v, eb);
-    s.priority = f->vllm ? -(int)v : (int)v; /* vLLM: lower is earlier; SGLang: higher */
+        rc = integer(body, "priority", INT32_MIN, INT32_MAX, &v, eb);
+    if (f->vllm) /* lower is earlier; SGLang: higher */
+        v = v == INT32_MIN ? INT32_MAX : -v;
+    s.priority = (int)v;
     v = 0;
     if (rc == 0 || rc == PL_ENOTFOUND)
         rc = integer(body, "seed", INT64_MIN, INT64_MAX, &v, eb);

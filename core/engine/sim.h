@@ -53,7 +53,7 @@ typedef struct pl_step_work {
     int64_t context_tokens; /* sum of their contexts, the new token included */
 } pl_step_work;
 
-/* The formula above, rounded; at least 1, so that time always moves. */
+/* The formula above, rounded; at least 1, so that time always moves, and at most 31 years. */
 int64_t pl_timing_step_us(const pl_timing *t, const pl_step_work *w);
 
 typedef struct pl_sim_options {

@@ -93,20 +93,20 @@ static const char *refusal(const pl_slot *slot, const pl_sim_turn *turn)
 pl_slot *pl_sim_turn_slot(pl_sim *s, int64_t now_us, const pl_sim_turn *turn, pl_errbuf *why)
 {
     pass(s, now_us);
-    int shown = turn->id.n > 200 ? 200 : (int)turn->id.n;
+    pl_str shown = pl_str_clip(turn->id, 200);
     pl_slot *slot = pl_slots_find(&s->slots, turn->id);
     const char *no = NULL;
     if (!slot)
-        pl_fail(why, PL_ENOTFOUND, "Invalid request: session id %.*s does not exist", shown,
-                turn->id.p ? turn->id.p : "");
+        pl_fail(why, PL_ENOTFOUND, "Invalid request: session id %.*s does not exist",
+                PL_FMT(shown));
     else if (slot->closing)
-        pl_fail(why, PL_EINVALID, "Invalid request: close was requested for session %.*s", shown,
-                turn->id.p);
+        pl_fail(why, PL_EINVALID, "Invalid request: close was requested for session %.*s",
+                PL_FMT(shown));
     else if (!slot->streaming)
         pl_fail(why, PL_EINVALID,
                 "Session %.*s is not a streaming session; the simulated engine takes turns of "
                 "streaming sessions only",
-                shown, turn->id.p);
+                PL_FMT(shown));
     else if ((no = refusal(slot, turn)))
         pl_fail(why, PL_EINVALID, "%s", no);
     else

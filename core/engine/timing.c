@@ -11,6 +11,8 @@
 
 #include <math.h>
 
+#define LONGEST_US 1e15 /* 31 years: sums stay in range */
+
 static const pl_timing presets[] = {
     {"llama-8b-h100-tp1", 6900, 36, 1.2e-3, 5, 0.039, 1600},
     {"llama-70b-h100-tp4", 16600, 79, 1.5e-3, 5, 0.024, 1600},
@@ -37,6 +39,6 @@ int64_t pl_timing_step_us(const pl_timing *t, const pl_step_work *w)
     double us = t->base_us + t->prefill_token_us * (double)w->prefill_tokens +
                 t->prefill_attn_us * w->prefill_attn + t->decode_req_us * w->decoding +
                 t->kv_token_us * (double)w->context_tokens;
-    int64_t whole = llround(us);
+    int64_t whole = us < LONGEST_US ? llround(us) : (int64_t)LONGEST_US;
     return whole < 1 ? 1 : whole;
 }

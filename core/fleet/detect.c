@@ -41,7 +41,7 @@ struct pl_detect {
     pl_engine_kind given;
     uint64_t timeout_ms;
     json_t *models; /* the answer to MODELS; ids point into it */
-    pl_str *ids;
+    pl_str *ids, *adapters;
     pl_detected found;
     void (*done)(void *user, const pl_detected *found);
     void *user;
@@ -51,6 +51,7 @@ static void detect_free(pl_detect *d)
 {
     json_decref(d->models);
     free(d->ids);
+    free(d->adapters);
     free(d);
 }
 
@@ -60,6 +61,7 @@ static void finish(pl_detect *d, int err, const char *detail)
     d->found.err = err;
     d->found.detail = detail;
     d->found.ids = d->ids;
+    d->found.adapters = d->adapters;
     d->done(d->user, &d->found);
     detect_free(d);
 }
@@ -82,15 +84,17 @@ static pl_engine_kind kind_of_owner(const json_t *model)
     return PL_KIND_AUTO;
 }
 
-/* ids and, when an entry tells it, the kind, from {"data":[{"id","owned_by"}, ...]}. */
+/* ids and, when an entry tells it, the kind, from {"data":[{"id","owned_by","parent"}, ...]}. */
 static const char *read_models(pl_detect *d)
 {
     const json_t *data = json_object_get(d->models, "data");
     if (!json_is_array(data))
         return "/v1/models has no data array";
     size_t n = json_array_size(data);
-    d->ids = calloc(n < MAX_MODELS ? n + 1 : MAX_MODELS, sizeof *d->ids);
-    if (!d->ids)
+    size_t room = n < MAX_MODELS ? n + 1 : MAX_MODELS;
+    d->ids = calloc(room, sizeof *d->ids);
+    d->adapters = calloc(room, sizeof *d->adapters);
+    if (!d->ids || !d->adapters)
         return "out of memory";
     for (size_t i = 0; i < n; i++) {
         const json_t *model = json_array_get(data, i);
@@ -102,6 +106,9 @@ static const char *read_models(pl_detect *d)
             d->found.dropped++;
         else
             d->ids[d->found.ids_n++] = s;
+        if (d->found.adapters_n < MAX_MODELS && printable(s) &&
+            json_string_length(json_object_get(model, "parent")) > 0)
+            d->adapters[d->found.adapters_n++] = s;
     }
     return NULL;
 }

@@ -20,6 +20,8 @@ typedef struct pl_detected {
     pl_str info;          /* SGLang's /server_info as it came; {NULL,0}: none */
     const pl_str *ids;    /* in the engine's order */
     int ids_n;
+    const pl_str *adapters; /* those of the ids that name a parent: LoRA adapters */
+    int adapters_n;
     int dropped; /* ids that are too long, not printable or too many */
 } pl_detected;
 

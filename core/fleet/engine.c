@@ -215,6 +215,23 @@ static int check_numbers(const pl_engine_spec *s, pl_errbuf *eb)
     return 0;
 }
 
+/* It goes into a header line as it is. The message never shows it. */
+static int set_key(pl_engine *e, pl_str key, pl_errbuf *eb)
+{
+    if (key.n >= sizeof e->api_key)
+        return pl_fail(eb, PL_EINVALID, "engine %s: api_key is longer than %d bytes", e->name,
+                       PL_ENGINE_KEY_MAX);
+    for (size_t i = 0; i < key.n; i++)
+        if ((unsigned char)key.p[i] <= 0x20 || (unsigned char)key.p[i] >= 0x7f)
+            return pl_fail(eb, PL_EINVALID,
+                           "engine %s: api_key has a space, a control character or a byte above "
+                           "126 at offset %zu",
+                           e->name, i);
+    if (key.n)
+        memcpy(e->api_key, key.p, key.n);
+    return 0;
+}
+
 /* ZeroMQ itself judges an address when it is used; here only what could never be one. */
 static int set_events(pl_engine *e, const pl_engine_spec *s, pl_errbuf *eb)
 {
@@ -284,6 +301,8 @@ int pl_engine_new(const pl_engine_spec *spec, pl_engine **out, pl_errbuf *eb)
         rc = set_name(e, spec->name, eb);
     if (rc == 0)
         rc = set_events(e, spec, eb);
+    if (rc == 0)
+        rc = set_key(e, spec->api_key, eb);
     if (rc != 0) {
         free(e);
         return rc;

@@ -54,9 +54,12 @@ typedef enum pl_events_mode {
     PL_EVENTS_BIND /* the engine connects to us */
 } pl_events_mode;
 
+enum { PL_ENGINE_KEY_MAX = 4095 }; /* bytes */
+
 typedef struct pl_engine_spec {
-    pl_str name; /* empty: host:port */
-    pl_str url;  /* http://host[:port][/] */
+    pl_str name;    /* empty: host:port */
+    pl_str url;     /* http://host[:port][/] */
+    pl_str api_key; /* what the engine wants as a bearer token; empty: nothing */
     pl_engine_kind kind;
     double weight;                     /* > 0; 0: not given, 1 */
     int32_t max_inflight;              /* 0: no cap */
@@ -77,6 +80,7 @@ struct pl_engine {
     char url[512];  /* normalised: http://host:port, no path; an IPv6 address in [ ] */
     char host[256]; /* to connect to; an IPv6 address without [ ] */
     int port;
+    char api_key[PL_ENGINE_KEY_MAX + 1]; /* never shown; "": the client's own passes */
     double weight;
     int32_t max_inflight;
     int64_t max_queued_prefill_tokens;
@@ -89,7 +93,9 @@ struct pl_engine {
     uint32_t block_tokens; /* as configured, 0: not given */
     _Atomic int kind;      /* pl_engine_kind, detected unless given */
     _Atomic int health, admin;
-    _Atomic uint32_t caps; /* bits of pl_engine_caps */
+    _Atomic uint32_t caps;         /* bits of pl_engine_caps */
+    _Atomic uint32_t opens_failed; /* of sessions, in a row */
+    _Atomic uint64_t no_opens_until_ns;
     /* breaker: see breaker.h */
     _Atomic int breaker;       /* pl_breaker_state */
     _Atomic int probes;        /* half-open probes not handed back yet */

@@ -25,7 +25,7 @@ typedef struct model_set {
 typedef struct node {
     struct node *next;
     pl_engine *engine;
-    model_set *models;
+    model_set *models, *adapters;
     bool removed; /* out of every new view; waits for its last request */
 } node;
 
@@ -98,6 +98,11 @@ static bool model_sets_equal(const model_set *a, const model_set *b)
     return true;
 }
 
+static bool model_set_has(const model_set *s, pl_str id)
+{
+    return s->n && bsearch(&id, s->ids, (size_t)s->n, sizeof s->ids[0], id_cmp);
+}
+
 /* --- views --- */
 
 typedef struct view_box {
@@ -160,6 +165,7 @@ bool pl_model_has(const pl_model *m, const pl_worker_state *w)
 typedef struct serves {
     pl_str id;
     pl_engine *engine;
+    bool adapter;
 } serves;
 
 static int serves_cmp(const void *a, const void *b)
@@ -209,6 +215,9 @@ static int add_models(view_box *box, const serves *pairs, int n)
         m->workers = workers_of(&box->arena, &pairs[i], end - i, &m->workers_n);
         if (!m->id.p || !m->workers)
             return PL_ENOMEM;
+        m->adapter = false;
+        for (int k = i; k < end; k++)
+            m->adapter |= pairs[k].adapter;
     }
     return 0;
 }
@@ -221,7 +230,7 @@ static int fill_view(view_box *box, const pl_fleet *f, serves *pairs, int engine
         return PL_ENOMEM;
     for (const node *n = f->first; n; n = n->next)
         if (!n->removed) {
-            pairs[v->engines_n] = (serves){{NULL, 0}, n->engine};
+            pairs[v->engines_n] = (serves){{NULL, 0}, n->engine, false};
             v->engines[v->engines_n++] = pl_engine_ref(n->engine);
         }
     v->workers = workers_of(&box->arena, pairs, v->engines_n, &v->workers_n);
@@ -230,7 +239,8 @@ static int fill_view(view_box *box, const pl_fleet *f, serves *pairs, int engine
     int pairs_n = 0;
     for (const node *n = f->first; n; n = n->next)
         for (int i = 0; !n->removed && i < n->models->n; i++)
-            pairs[pairs_n++] = (serves){n->models->ids[i], n->engine};
+            pairs[pairs_n++] = (serves){n->models->ids[i], n->engine,
+                                        model_set_has(n->adapters, n->models->ids[i])};
     if (pairs_n > 1)
         qsort(pairs, (size_t)pairs_n, sizeof *pairs, serves_cmp);
     return add_models(box, pairs, pairs_n);
@@ -290,6 +300,7 @@ static void node_free(node *n)
         return;
     pl_engine_unref(n->engine);
     free(n->models);
+    free(n->adapters);
     free(n);
 }
 
@@ -426,8 +437,9 @@ int pl_fleet_add(pl_fleet *f, const pl_engine_spec *spec, pl_engine **out, pl_er
     if (!n)
         return pl_fail(eb, PL_ENOMEM, "out of memory");
     n->models = model_set_new(spec->models, models_n);
-    int rc =
-        n->models ? pl_engine_new(spec, &n->engine, eb) : pl_fail(eb, PL_ENOMEM, "out of memory");
+    n->adapters = model_set_new(NULL, 0);
+    int rc = n->models && n->adapters ? pl_engine_new(spec, &n->engine, eb)
+                                      : pl_fail(eb, PL_ENOMEM, "out of memory");
     if (rc != 0) {
         node_free(n);
         return rc;
@@ -488,7 +500,7 @@ int pl_fleet_remove(pl_fleet *f, pl_engine *e)
     return rc;
 }
 
-int pl_fleet_set_models(pl_fleet *f, pl_engine *e, const pl_str *ids, int n)
+static int set(pl_fleet *f, pl_engine *e, bool adapters, const pl_str *ids, int n)
 {
     if (!ids_ok(ids, n))
         return PL_ELIMIT;
@@ -499,16 +511,17 @@ int pl_fleet_set_models(pl_fleet *f, pl_engine *e, const pl_str *ids, int n)
     pl_view *v = NULL;
     begin(f);
     node *at = node_of(f, e);
-    if (at) {
+    model_set **which = !at ? NULL : adapters ? &at->adapters : &at->models;
+    if (which) {
         rc = 0;
-        if (!model_sets_equal(at->models, fresh)) {
-            model_set *old = at->models;
-            at->models = fresh;
+        if (!model_sets_equal(*which, fresh)) {
+            model_set *old = *which;
+            *which = fresh;
             v = view_new(f);
             if (v) {
                 fresh = old; /* to be freed */
             } else {
-                at->models = old;
+                *which = old;
                 rc = PL_ENOMEM;
             }
         }
@@ -516,6 +529,16 @@ int pl_fleet_set_models(pl_fleet *f, pl_engine *e, const pl_str *ids, int n)
     end(f, v);
     free(fresh);
     return rc;
+}
+
+int pl_fleet_set_models(pl_fleet *f, pl_engine *e, const pl_str *ids, int n)
+{
+    return set(f, e, false, ids, n);
+}
+
+int pl_fleet_set_adapters(pl_fleet *f, pl_engine *e, const pl_str *ids, int n)
+{
+    return set(f, e, true, ids, n);
 }
 
 int pl_fleet_models(pl_fleet *f, const pl_engine *e, struct pl_arena *a, pl_str **ids)

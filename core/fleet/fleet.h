@@ -16,6 +16,7 @@ typedef struct pl_model {
     pl_str id;
     pl_worker_state **workers; /* in order of slot */
     int workers_n;
+    bool adapter; /* a LoRA adapter, as an engine that serves it says */
 } pl_model;
 
 typedef struct pl_view {
@@ -58,6 +59,8 @@ int pl_fleet_remove(pl_fleet *f,
 /* Models an engine serves; publishes only when they changed. PL_ELIMIT when there are more, or
  * longer ones, than allowed above: nothing changed. */
 int pl_fleet_set_models(pl_fleet *f, pl_engine *e, const pl_str *ids, int n);
+/* Which models are LoRA adapters there, whether it serves them or not. The same. */
+int pl_fleet_set_adapters(pl_fleet *f, pl_engine *e, const pl_str *ids, int n);
 /* The models last known of an engine, sorted; copies into the arena. Their number, PL_ENOTFOUND for
  * an engine that was removed, or PL_ENOMEM. */
 struct pl_arena;

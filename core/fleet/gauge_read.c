@@ -14,7 +14,7 @@
 
 static void set_clear(pl_gauge_set *set)
 {
-    const pl_gauge_values unknown = {-1, -1, -1, 0, 0};
+    const pl_gauge_values unknown = {-1, -1, -1, 0, 0, false};
     for (int i = 0; i < PL_GAUGE_RANKS; i++)
         set->ranks[i] = unknown;
     set->unranked = unknown;
@@ -82,7 +82,7 @@ static void take_capacity(pl_gauge_values *to, double v)
 
 /* --- /metrics --- */
 
-typedef enum gauge { RUNNING, WAITING, USAGE, CAPACITY, BLOCK, VLLM_CONFIG } gauge;
+typedef enum gauge { RUNNING, WAITING, USAGE, CAPACITY, BLOCK, VLLM_CONFIG, VLLM_SLEEP } gauge;
 
 typedef struct known_name {
     pl_str name;
@@ -101,6 +101,7 @@ static const known_name vllm[] = {
     {PL_STR_INIT("kv_cache_usage_perc"), USAGE},
     {PL_STR_INIT("gpu_cache_usage_perc"), USAGE}, /* before V1 */
     {PL_STR_INIT("cache_config_info"), VLLM_CONFIG},
+    {PL_STR_INIT("engine_sleep_state"), VLLM_SLEEP},
 };
 static const struct {
     pl_str prefix, rank_label;
@@ -124,6 +125,15 @@ static void take_vllm_config(pl_gauge_values *to, const pl_prom_line *line)
     take_block(to, (double)block);
     if (blocks > 0)
         take_capacity(to, (double)block * (double)blocks);
+}
+
+/* A sample for each state, of which one is 1. */
+static void take_vllm_sleep(pl_gauge_values *to, const pl_prom_line *line, double v)
+{
+    char state[PL_PROM_LABEL_MAX];
+    size_t n;
+    if (pl_prom_label(line, PL_STR("sleep_state"), state, &n))
+        to->asleep |= pl_str_eq((pl_str){state, n}, PL_STR("awake")) ? v == 0 : v == 1;
 }
 
 static void take_line(pl_gauge_set *set, const pl_prom_line *line, gauge g, pl_str rank_label)
@@ -157,6 +167,9 @@ static void take_line(pl_gauge_set *set, const pl_prom_line *line, gauge g, pl_s
         break;
     case VLLM_CONFIG:
         take_vllm_config(to, line);
+        break;
+    case VLLM_SLEEP:
+        take_vllm_sleep(to, line, v);
         break;
     }
 }
@@ -230,7 +243,7 @@ static double sum(double so_far, double v)
  * capacities when all are known, else they count the same. */
 static pl_gauge_values together(const pl_gauge_set *set)
 {
-    pl_gauge_values all = {0, 0, -1, 0, 0};
+    pl_gauge_values all = {0, 0, -1, 0, 0, false};
     double usage = 0, weighed = 0, capacity = 0;
     int ranks = 0;
     bool sized = true;
@@ -239,6 +252,7 @@ static pl_gauge_values together(const pl_gauge_set *set)
         if (v->block_tokens > all.block_tokens)
             all.block_tokens = v->block_tokens;
         all.kv_tokens += v->kv_tokens;
+        all.asleep |= v->asleep;
         if (!known(v))
             continue;
         ranks++;
@@ -277,6 +291,7 @@ static bool write_load(pl_worker_state *w, const pl_gauge_values *v, uint64_t at
     atomic_store_explicit(&w->running_requests, v->running, memory_order_relaxed);
     atomic_store_explicit(&w->waiting_requests, v->waiting, memory_order_relaxed);
     atomic_store_explicit(&w->kv_usage, v->kv_usage, memory_order_relaxed);
+    atomic_store_explicit(&w->asleep, v->asleep, memory_order_relaxed);
     atomic_store_explicit(&w->gauges_at_ns, at_ns, memory_order_release);
     return true;
 }

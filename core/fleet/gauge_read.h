@@ -14,6 +14,7 @@ typedef struct pl_gauge_values {
     double running, waiting, kv_usage; /* -1: unknown */
     int64_t kv_tokens;                 /* capacity; 0: unknown */
     int32_t block_tokens;              /* 0: unknown */
+    bool asleep;                       /* vLLM's sleep mode, of any level */
 } pl_gauge_values;
 
 typedef struct pl_gauge_set {

@@ -177,6 +177,7 @@ static void add(pl_gauges *g, pl_engine *e)
     pl_pool_options_default(&o);
     o.connect_timeout_ms = g->o.timeout_ms;
     o.max_idle = 1;
+    o.api_key = e->api_key;
     poll *p = calloc(1, sizeof *p);
     pl_pool *pool = p ? pl_pool_new(g->loop, g->wheel, pl_str_c(e->host), e->port, &o) : NULL;
     if (!pool) { /* the next sync tries again */

@@ -204,6 +204,9 @@ static void apply(probe *p, const pl_detected *found)
     p->detected = true;
     p->warned = false;
     p->detected_ms = p->monitor->wheel->now_ms;
+    /* first: no request shall take one for a model of its own */
+    if (pl_fleet_set_adapters(p->monitor->fleet, e, found->adapters, found->adapters_n) < 0)
+        p->detected = false;
     if (!e->models_given && pl_fleet_set_models(p->monitor->fleet, e, found->ids, found->ids_n) < 0)
         p->detected = false; /* out of memory: again after the next check */
 }
@@ -315,6 +318,7 @@ static void add(pl_health_monitor *m, pl_engine *e)
     pl_pool_options_default(&o);
     o.connect_timeout_ms = m->o.timeout_ms;
     o.max_idle = 1;
+    o.api_key = e->api_key;
     probe *p = calloc(1, sizeof *p);
     pl_pool *pool = p ? pl_pool_new(m->loop, m->wheel, pl_str_c(e->host), e->port, &o) : NULL;
     if (!pool) { /* the next sync tries again */

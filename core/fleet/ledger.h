@@ -24,10 +24,12 @@ typedef struct pl_worker_state {
     _Atomic int64_t queued_prefill_tokens; /* uncached ones of requests without a first token */
     _Atomic int64_t decode_blocks; /* KV blocks of requests under way: prompt and generated */
     _Atomic int32_t block_tokens;  /* of its KV blocks; 0: not known, PL_LEDGER_BLOCK_TOKENS */
+    _Atomic int kv_windows;        /* as its events have them; 0: not known, 1: plain, 2: Eagle's */
     _Atomic int kv_trust;          /* enum pl_kv_trust of policy_abi.h; set by the KV feed */
     /* the engine's own gauges, see gauges.h; -1 until they were read */
     _Atomic double running_requests, waiting_requests, kv_usage;
     _Atomic uint64_t gauges_at_ns;            /* machine clock; 0: never */
+    _Atomic bool asleep;                      /* as it says itself: its KV cache was dropped */
     _Atomic int64_t kv_tokens;                /* capacity of its KV cache; 0: not known */
     _Atomic uint64_t requests;                /* sent, ever */
     _Atomic int32_t sessions;                 /* engine-backed ones that this router opened on it */

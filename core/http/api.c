@@ -254,3 +254,13 @@ int pl_json_quote(pl_buf *out, pl_str s)
         out->n = before;
     return rc;
 }
+
+pl_str pl_json_quoted(pl_arena *a, pl_str s)
+{
+    pl_buf b = {0};
+    pl_str quoted = {NULL, 0};
+    if (pl_json_quote(&b, s) == 0)
+        quoted = pl_arena_str(a, pl_buf_str(&b));
+    pl_buf_free(&b);
+    return quoted;
+}

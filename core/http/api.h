@@ -3,6 +3,7 @@
 #ifndef PL_API_H
 #define PL_API_H
 
+#include "base/arena.h"
 #include "base/buf.h"
 #include "base/str.h"
 #include "policy_abi.h"
@@ -24,6 +25,8 @@ int pl_api_error_event(pl_str path, int status, const char *code, const char *me
 
 /* JSON string escaping into out, with quotes. Invalid UTF-8 becomes U+FFFD. */
 int pl_json_quote(pl_buf *out, pl_str s);
+/* The same as a string of the arena's; {NULL,0} when out of memory. */
+pl_str pl_json_quoted(pl_arena *a, pl_str s);
 
 /* 503, or Anthropic's 529 on /v1/messages: overload. */
 int pl_api_overload_status(pl_str path);

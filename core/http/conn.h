@@ -57,18 +57,19 @@ struct pl_conn {
     size_t body_n, body_cap;
     uint64_t length_left; /* PL_FRAMING_LENGTH: body bytes that the owner still owes */
     uint64_t body_at_ms;  /* wheel's clock when the request's head was complete */
-    size_t stall_bytes;   /* bytes the client had not taken when last looked */
+    uint64_t written;     /* bytes handed to the kernel or to libuv */
+    uint64_t taken;       /* of these, what the client had taken when last looked */
+    uint64_t arrears_ms;  /* how far it is behind the least rate while something waits for it */
     size_t linger_bytes;  /* dropped while lingering */
     union {
         struct sockaddr any;
         struct sockaddr_in v4;
         struct sockaddr_in6 v6;
     } peer;
-    uint8_t phase;       /* pl_conn_phase */
-    uint8_t alarm;       /* pl_conn_alarm */
-    uint8_t framing;     /* pl_framing */
-    uint8_t stall_ticks; /* quarters of the write timeout without progress */
-    bool busy : 1;       /* conn_input is on the stack */
+    uint8_t phase;   /* pl_conn_phase */
+    uint8_t alarm;   /* pl_conn_alarm */
+    uint8_t framing; /* pl_framing */
+    bool busy : 1;   /* conn_input is on the stack */
     bool reading : 1;
     bool peer_eof : 1;
     bool broken : 1;      /* writing failed: closed in the loop's next turn */

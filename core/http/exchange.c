@@ -15,6 +15,8 @@
 /* slices sent with one system call, with room for the framing around them */
 #define SLICES_MAX 60
 #define JOIN_BYTES 2048 /* below 0x1000: three digits of size */
+/* a client that takes its answer slower than this gets into arrears */
+#define TAKEN_BYTES_PER_SEC 1024
 
 size_t pl_conn_backlog(const pl_conn *c)
 {
@@ -41,17 +43,19 @@ static size_t not_taken(const pl_conn *c)
     return (size_t)queued + uv_stream_get_write_queue_size((const uv_stream_t *)&c->tcp);
 }
 
+/* Runs while bytes wait for the client. What it takes pays its arrears off, and no more: a burst is
+ * no leave to stand still later. */
 static void on_stall_tick(pl_timer *t)
 {
     pl_conn *c = (pl_conn *)(void *)((char *)t - offsetof(pl_conn, write_timer));
-    size_t now = not_taken(c);
-    if (now < c->stall_bytes)
-        c->stall_ticks = 0;
-    else
-        c->stall_ticks++;
-    c->stall_bytes = now;
-    if (c->stall_ticks < 4) {
-        pl_wheel_arm(c->s->wheel, t, c->s->o.write_timeout_ms / 4, on_stall_tick);
+    uint64_t timeout = c->s->o.write_timeout_ms;
+    uint64_t taken = c->written - not_taken(c);
+    uint64_t paid = taken > c->taken ? (taken - c->taken) * 1000 / TAKEN_BYTES_PER_SEC : 0;
+    c->taken = taken;
+    c->arrears_ms += timeout / 4;
+    c->arrears_ms -= paid < c->arrears_ms ? paid : c->arrears_ms;
+    if (c->arrears_ms < timeout) {
+        pl_wheel_arm(c->s->wheel, t, timeout / 4, on_stall_tick);
         return;
     }
     pl_stat_add(&c->s->stats->timeouts, 1);
@@ -78,8 +82,7 @@ static void take_off(pl_conn *c)
         return;
     }
     c->flight = f;
-    c->stall_ticks = 0;
-    c->stall_bytes = SIZE_MAX;
+    c->written += f->bytes.n;
     if (!pl_timer_armed(&c->write_timer))
         pl_wheel_arm(c->s->wheel, &c->write_timer, c->s->o.write_timeout_ms / 4, on_stall_tick);
 }
@@ -130,6 +133,7 @@ void pl_conn_send(pl_conn *c, uv_buf_t *bufs, unsigned n)
                 return;
             }
             sent = rc > 0 ? (size_t)rc : 0;
+            c->written += sent;
         }
     } else {
         first = (pl_buf){0};

@@ -111,9 +111,10 @@ bool pl_fetch_path_ok(pl_str s)
     return true;
 }
 
-static int compose(pl_buf *b, const pl_resolver *to, pl_method method, pl_str path, pl_str extra,
+static int compose(pl_buf *b, const pl_pool *p, pl_method method, pl_str path, pl_str extra,
                    pl_str body)
 {
+    const pl_resolver *to = &p->resolver;
     bool v6 = strchr(to->host, ':') != NULL;
     int rc =
         pl_buf_addf(b, "%.*s %.*s HTTP/1.1\r\nHost: %s%s%s:%d\r\n", PL_FMT(pl_method_names[method]),
@@ -123,6 +124,8 @@ static int compose(pl_buf *b, const pl_resolver *to, pl_method method, pl_str pa
                          "User-Agent: perilune/0.1\r\nAccept: */*\r\n"
                          "Connection: keep-alive\r\n%.*s",
                          PL_FMT(extra));
+    if (rc == 0 && p->o.api_key)
+        rc = pl_buf_addf(b, "Authorization: Bearer %s\r\n", p->o.api_key);
     if (rc == 0 && body.p)
         rc = pl_buf_addf(b, "Content-Length: %zu\r\n", body.n);
     if (rc == 0)
@@ -142,7 +145,7 @@ pl_fetch *pl_fetch_start(pl_pool *p, pl_method method, pl_str path, pl_str extra
     f->again = method == PL_GET;
     f->done = done;
     f->user = user;
-    if (compose(&f->request, &p->resolver, method, path, extra, body) < 0 ||
+    if (compose(&f->request, p, method, path, extra, body) < 0 ||
         !(f->call = fetch_send(f, false))) {
         fetch_free(f);
         return NULL;

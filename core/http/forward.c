@@ -26,8 +26,9 @@ pl_pool *pl_loop_pool(pl_loop *l, const pl_engine *e)
         l->pools->v[at].pool = NULL;
     }
     if (!l->pools->v[at].pool) {
-        l->pools->v[at].pool =
-            pl_pool_new(&l->uv, &l->wheel, pl_str_c(e->host), e->port, &l->router->config.pool);
+        pl_pool_options o = l->router->config.pool;
+        o.api_key = e->api_key;
+        l->pools->v[at].pool = pl_pool_new(&l->uv, &l->wheel, pl_str_c(e->host), e->port, &o);
         l->pools->v[at].engine_id = e->id;
     }
     return l->pools->v[at].pool;
@@ -69,25 +70,37 @@ pl_str pl_forward_hops(pl_arena *a, const pl_head *h)
     return all;
 }
 
+static bool hides_keys(const pl_request *rq)
+{
+    return rq->loop->router->config.api_keys_n || rq->engine->api_key[0];
+}
+
+/* A client that may choose the rank itself does, but not for what one rank's session holds. */
+static bool may_name_rank(const pl_request *rq)
+{
+    return rq->trusted && !pl_session_inside(rq);
+}
+
 static bool forwarded_header(const pl_request *rq, pl_str name, pl_str connection)
 {
     if (pl_header_is_hop(name, connection))
         return false;
+    pl_pin pin = pl_pin_of(name);
+    if (pin != PL_PIN_NONE)
+        return pin == PL_PIN_ENGINES && may_name_rank(rq);
     switch (name.n) {
     case 4:
         return !pl_str_ieq(name, PL_STR("host"));
     case 6:
         return !pl_str_ieq(name, PL_STR("expect"));
     case 9: /* the router's own key is not the engine's business */
-        return !(rq->loop->router->config.api_keys_n && pl_str_ieq(name, PL_STR("x-api-key")));
+        return !(hides_keys(rq) && pl_str_ieq(name, PL_STR("x-api-key")));
     case 12:
         return !pl_str_ieq(name, PL_STR("x-request-id"));
     case 13:
-        return !(rq->loop->router->config.api_keys_n && pl_str_ieq(name, PL_STR("authorization")));
-    case 17:
-        return !pl_str_ieq(name, PL_STR("x-perilune-worker"));
-    case 20:
-        return rq->trusted || !pl_str_ieq(name, PL_STR("x-data-parallel-rank"));
+        return !(hides_keys(rq) && pl_str_ieq(name, PL_STR("authorization")));
+    case 15: /* the usage chunk could not be found in it */
+        return !(rq->swallow_usage && pl_str_ieq(name, PL_STR("accept-encoding")));
     default:
         return true;
     }
@@ -111,12 +124,28 @@ static char *put_number(char *to, uint64_t v)
     return to;
 }
 
+void pl_forward_rank(const pl_request *rq, pl_decision *d)
+{
+    pl_engine *e = d->worker->engine;
+    pl_str given = pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank"));
+    const pl_member *m = &rq->scan->members[PL_MEMBER_ROUTED_DP_RANK];
+    uint64_t rank;
+    if (!given.p && m->type == PL_JSON_NUMBER)
+        given = m->raw;
+    if (!given.p || d->worker == rq->ask.pin ||
+        pl_str_u64(given, (uint64_t)e->workers_n - 1, &rank) != 0)
+        return;
+    d->worker = &e->workers[rank];
+    const pl_kv_hit *hit = rq->ask.hits ? &rq->ask.hits[d->worker->slot] : NULL;
+    d->cached_tokens = hit && hit->stamp == rq->ask.hits_stamp ? hit->device : 0;
+}
+
 /* Engines with several ranks are told which one was chosen, unless a client that may has said so.
  */
 static bool tells_rank(const pl_request *rq)
 {
     return rq->engine->workers_n > 1 &&
-           !(rq->trusted && pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank")).p);
+           !(may_name_rank(rq) && pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank")).p);
 }
 
 /* The head in the arena; {NULL,0} when out of memory. */
@@ -125,7 +154,8 @@ static pl_str compose_head(pl_request *rq, size_t content_length)
     const pl_head *h = &rq->x->head;
     pl_str connection = pl_forward_hops(&rq->x->arena, h);
     pl_str authority = pl_str_c(rq->engine->url + strlen("http://"));
-    size_t most = 256 + h->path.n + h->query.n + authority.n + rq->id.n;
+    pl_str key = pl_str_c(rq->engine->api_key);
+    size_t most = 320 + h->path.n + h->query.n + authority.n + rq->id.n + key.n;
     for (int i = 0; i < h->headers_n; i++)
         most += h->headers[i].name.n + h->headers[i].value.n + 4;
     char *start = pl_arena_alloc(&rq->x->arena, most), *p = start;
@@ -147,6 +177,10 @@ static pl_str compose_head(pl_request *rq, size_t content_length)
         p = put(p, h->headers[i].name);
         p = put(p, PL_STR(": "));
         p = put(p, h->headers[i].value);
+    }
+    if (key.n) {
+        p = put(p, PL_STR("\r\nauthorization: Bearer "));
+        p = put(p, key);
     }
     if (tells_rank(rq)) {
         p = put(p, PL_STR("\r\nx-data-parallel-rank: "));
@@ -176,6 +210,11 @@ static bool one_generation(const pl_request *rq)
     return rq->api == PL_API_GENERATE && m[PL_MEMBER_TEXT].type == PL_JSON_STRING;
 }
 
+/* An abort ends every request whose id begins with the one it names: by a short one of its own
+ * making a client could end those of others. So only an id that is as long as the router's is
+ * named. */
+#define RID_BYTES 32
+
 static void set_rid(pl_request *rq, pl_edits *edits)
 {
     const pl_member *given = &rq->scan->members[PL_MEMBER_RID];
@@ -185,17 +224,18 @@ static void set_rid(pl_request *rq, pl_edits *edits)
         return;
     if (given->type == PL_JSON_STRING) {
         rq->rid = pl_intake_kept_string(rq, PL_MEMBER_RID); /* an abort comes after the body */
+        if (rq->rid.n < RID_BYTES)
+            rq->rid = (pl_str){NULL, 0};
         return;
     }
     if (given->type != PL_JSON_ABSENT)
         return;
-    /* 32 random characters: the engine matches ids by prefix */
     pl_str quoted = pl_arena_printf(&rq->x->arena, "\"%016llx%016llx\"",
                                     (unsigned long long)pl_rng_next(&rq->loop->rng),
                                     (unsigned long long)pl_rng_next(&rq->loop->rng));
     if (quoted.p &&
         pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_RID, quoted) == 0)
-        rq->rid = (pl_str){quoted.p + 1, 32};
+        rq->rid = (pl_str){quoted.p + 1, RID_BYTES};
 }
 
 /* SGLang's native API takes the rank from the body only. */
@@ -204,11 +244,12 @@ static void set_rank(pl_request *rq, pl_edits *edits)
     if (rq->api != PL_API_GENERATE || !tells_rank(rq) ||
         atomic_load_explicit(&rq->engine->kind, memory_order_relaxed) != PL_KIND_SGLANG)
         return;
-    pl_scan without = *rq->scan; /* the client's own has been removed, or may stand */
+    pl_scan without = *rq->scan;
     pl_member *given = &without.members[PL_MEMBER_ROUTED_DP_RANK];
-    if (given->type != PL_JSON_ABSENT && rq->trusted)
+    if (given->type != PL_JSON_ABSENT && may_name_rank(rq))
         return;
-    given->type = PL_JSON_ABSENT;
+    if (!rq->trusted)
+        given->type = PL_JSON_ABSENT; /* it has been removed */
     pl_str rank = pl_arena_printf(&rq->x->arena, "%d", rq->worker->rank);
     if (rank.p)
         pl_edits_set(edits, &rq->x->arena, rq->x->body, &without, PL_MEMBER_ROUTED_DP_RANK, rank);
@@ -246,26 +287,28 @@ static void set_cache_salt(pl_request *rq, pl_edits *edits)
         atomic_load_explicit(&rq->engine->kind, memory_order_relaxed) != PL_KIND_VLLM ||
         rq->scan->members[PL_MEMBER_CACHE_SALT].type != PL_JSON_ABSENT)
         return;
-    pl_buf quoted = {0};
-    pl_str raw = {NULL, 0};
-    if (pl_json_quote(&quoted, rq->cache_salt) == 0)
-        raw = pl_arena_str(&rq->x->arena, pl_buf_str(&quoted));
+    pl_str raw = pl_json_quoted(&rq->x->arena, rq->cache_salt);
     if (raw.p)
         pl_edits_set(edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_CACHE_SALT, raw);
-    pl_buf_free(&quoted);
 }
 
-/* The hints of the retain hook, or of the client's cache_control, for engines that take them. */
+/* The hints of the retain hook, or of the client's cache_control and agent_hints, for engines that
+ * take them. */
 static void set_retention(pl_request *rq, pl_edits *edits)
 {
     pl_loop *l = rq->loop;
-    if (rq->retention_seconds < 0 && !pl_decider_wants_retain(l->decider))
+    if (rq->retention_seconds < 0 && !rq->priority_hint && !pl_decider_wants_retain(l->decider))
         return;
-    pl_retain_choice choice = {.retention_seconds = rq->retention_seconds};
-    l->vm_used = true;
-    pl_decide_retain(l->decider, &rq->ask, rq->worker, &choice);
     uint32_t caps = atomic_load_explicit(&rq->engine->caps, memory_order_relaxed);
     int kind = atomic_load_explicit(&rq->engine->kind, memory_order_relaxed);
+    int64_t hinted = rq->ask.req.priority;
+    if (kind == PL_KIND_VLLM) /* a client's higher is dearer, and vLLM's is not */
+        hinted = -hinted < INT32_MAX ? -hinted : INT32_MAX;
+    pl_retain_choice choice = {.retention_seconds = rq->retention_seconds,
+                               .has_priority = rq->priority_hint,
+                               .priority = (int32_t)hinted};
+    l->vm_used = true;
+    pl_decide_retain(l->decider, &rq->ask, rq->worker, &choice);
     const pl_config *c = &l->router->config;
     int hint = c->retention[kind];
     bool takes = hint != PL_HINT_OFF && (hint != PL_HINT_AUTO || caps & PL_CAP_RETENTION);
@@ -358,8 +401,11 @@ static void on_call_fail(pl_call *c, int err)
         /* the engine had closed the pooled connection: not its fault, and most likely nobody has
          * seen the request (a session that may have got a turn twice would be worse than none) */
         pl_count(&rq->loop->metrics.resends, 1);
-        if (pl_forward(rq, true) == 0)
+        int rc = pl_forward(rq, true);
+        if (rc == 0)
             return;
+        pl_proxy_failed(rq, rc, 0, NULL);
+        return;
     }
     pl_proxy_failed(rq, err, 0, c->detail);
 }
@@ -372,17 +418,19 @@ int pl_forward(pl_request *rq, bool fresh)
     pl_arena *a = &rq->x->arena;
     pl_pool *pool = pl_loop_pool(l, rq->engine);
     pl_edits edits; /* a copy of what is in use */
+    rq->held = NULL;
+    rq->answer.n = 0;
     edits.n = rq->edits.n;
     memcpy(edits.v, rq->edits.v, (size_t)edits.n * sizeof edits.v[0]);
     if (rq->decision.shrink_max_tokens >= 0 &&
         pl_intake_shrink(rq, &edits, rq->decision.shrink_max_tokens) == 0 && !fresh)
         pl_count(&l->metrics.shrunk, 1);
     set_rid(rq, &edits);
-    set_rank(rq, &edits);
     set_cache_salt(rq, &edits);
     set_retention(rq, &edits);
     if (rq->session && pl_session_edits(rq, &edits) != 0)
         return PL_ENOMEM;
+    set_rank(rq, &edits);
     pl_str *slices = pl_arena_alloc(a, (PL_EDITS_SLICES + 1) * sizeof *slices);
     if (!pool || !slices)
         return PL_ENOMEM;

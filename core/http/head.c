@@ -226,9 +226,13 @@ static bool parse_status_line(pl_reader *r, pl_str line)
 
 /* --- header lines --- */
 
+/* All Connection headers together: each name in them is compared with each header. */
+#define CONNECTION_BYTES 1024
+
 /* What the checks need to know of the header lines. */
 typedef struct seen {
     int hosts, lengths, encodings;
+    size_t connection_bytes;
     pl_str host, length, encoding;
     bool close, keep_alive, bad_expect, expect_continue;
 } seen;
@@ -252,6 +256,7 @@ static void note(pl_header *f, seen *s)
         break;
     case 10:
         if (pl_str_ieq(f->name, PL_STR("connection"))) {
+            s->connection_bytes += f->value.n;
             s->close |= list_has(f->value, PL_STR("close"));
             s->keep_alive |= list_has(f->value, PL_STR("keep-alive"));
         }
@@ -370,6 +375,8 @@ bool pl_head_parse(pl_reader *r)
         h->headers[i].value = pl_str_trim(h->headers[i].value);
         note(&h->headers[i], &s);
     }
+    if (s.connection_bytes > CONNECTION_BYTES)
+        return pl_reader_fail(r, 431, "too much in Connection");
     if (!check_framing(r, &s) || (r->request && !check_request(r, &s, authority)))
         return false;
     h->keep_alive = h->minor == 1 ? !s.close : s.keep_alive && !s.close;

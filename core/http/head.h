@@ -15,8 +15,8 @@ typedef struct pl_limits {
     unsigned headers;            /* 100 */
     size_t target_bytes;         /* 8 KiB */
     size_t body_bytes;           /* of requests, 32 MiB */
-    size_t chunk_overhead_bytes; /* of requests: chunk sizes and extensions may be this much more
-                                    than the body so far, 64 KiB */
+    size_t chunk_overhead_bytes; /* chunk sizes and extensions may be this much more than the body
+                                    so far (requests), or this much in a row (responses), 64 KiB */
     size_t trailer_bytes;        /* 8 KiB */
 } pl_limits;
 
@@ -93,7 +93,7 @@ typedef struct pl_reader {
     size_t line_at;     /* start of the line that is not complete yet */
     size_t checked;     /* no LF between line_at and here */
     unsigned lines;     /* complete lines, start line included */
-    uint64_t overhead;  /* chunked: bytes of framing so far */
+    uint64_t overhead;  /* chunked: bytes of framing so far; responses: since the last body byte */
     const char *mark;   /* chunked, during a feed: framing is counted up to here */
     size_t trailer;     /* chunked: bytes after the last chunk; 2 when there is no trailer */
     size_t trailer_col; /* bytes in the trailer's current line */
@@ -101,7 +101,7 @@ typedef struct pl_reader {
     void (*on_body)(void *ctx, const char *p, size_t n); /* a slice of the fed bytes */
     void *ctx;
     int status; /* when failed: 400, 413, 414, 417, 431, 500 (out of memory), 501, 505 for requests;
-                   502 for responses */
+                   502, or 500 again, for responses */
     const char *error; /* when failed: static text for people */
 } pl_reader;
 

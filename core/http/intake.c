@@ -59,6 +59,13 @@ static void answer_405(pl_loop *l, pl_exchange *x, pl_str allow)
     pl_answer_error(l, x, 405, "method_not_allowed", -1, &h, 1, message);
 }
 
+/* What the router cannot read it cannot route. */
+static bool encoded(const pl_head *h)
+{
+    pl_str coding = pl_head_find(h, PL_STR("content-encoding"));
+    return coding.n && !pl_str_ieq(coding, PL_STR("identity"));
+}
+
 bool pl_intake_head(pl_loop *l, pl_exchange *x)
 {
     const pl_head *h = &x->head;
@@ -96,6 +103,13 @@ bool pl_intake_head(pl_loop *l, pl_exchange *x)
     pl_str tenant;
     if (!authorize(l, x, &tenant))
         goto unauthorized;
+    if (encoded(h)) {
+        const pl_header accept = {PL_STR("accept-encoding"), PL_STR("identity")};
+        pl_answer_error(l, x, 415, "unsupported_encoding", -1, &accept, 1,
+                        "bodies of requests are read as they are: send it without a "
+                        "Content-Encoding");
+        return false;
+    }
     return true;
 
 unauthorized:
@@ -203,13 +217,9 @@ static int unknown_model(pl_request *rq, pl_str id)
 /* Engines that serve several models need to be told which one was meant. */
 static void name_model(pl_request *rq, pl_str id)
 {
-    pl_buf raw = {0};
-    pl_str quoted = {NULL, 0};
-    if (pl_json_quote(&raw, id) == 0)
-        quoted = pl_arena_str(&rq->x->arena, pl_buf_str(&raw));
-    if (quoted.p)
-        pl_edits_set(&rq->edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_MODEL, quoted);
-    pl_buf_free(&raw);
+    pl_str raw = pl_json_quoted(&rq->x->arena, id);
+    if (raw.p)
+        pl_edits_set(&rq->edits, &rq->x->arena, rq->x->body, rq->scan, PL_MEMBER_MODEL, raw);
 }
 
 static int find_model(pl_request *rq)
@@ -237,25 +247,7 @@ static int find_model(pl_request *rq)
     return 0;
 }
 
-/* Pins of internals from clients that may not pin: taken out of the body (headers: forward.c leaves
- * them out). */
-static void remove_pins(pl_request *rq)
-{
-    if (rq->trusted)
-        return;
-    static const pl_member_id pins[] = {
-        PL_MEMBER_ROUTED_DP_RANK,    PL_MEMBER_DATA_PARALLEL_RANK, PL_MEMBER_DISAGG_PREFILL_DP_RANK,
-        PL_MEMBER_BOOTSTRAP_HOST,    PL_MEMBER_BOOTSTRAP_PORT,     PL_MEMBER_BOOTSTRAP_ROOM,
-        PL_MEMBER_KV_TRANSFER_PARAMS};
-    int removed = 0;
-    for (size_t i = 0; i < sizeof pins / sizeof *pins; i++)
-        if (rq->scan->members[pins[i]].type != PL_JSON_ABSENT)
-            removed += pl_edits_remove(&rq->edits, rq->x->body, rq->scan, pins[i]) == 0;
-    removed += pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank")).p != NULL;
-    removed += pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")).p != NULL;
-    if (removed)
-        pl_count(&rq->loop->metrics.pins_removed, (uint64_t)removed);
-}
+/* --- usage --- */
 
 /* Usage is what done is told. Chat and completion streams carry it only on demand: the router
  * demands it and keeps the extra chunk from a client that did not. */
@@ -354,8 +346,10 @@ int pl_intake_body(pl_request *rq)
         .ctx = rq,
         .seed = pl_rng_next(&l->rng),
     };
-    remove_pins(rq);
+    pl_pins_remove(rq);
     int read = pl_session_read(rq);
+    if (read == 0)
+        read = pl_pins_read(rq);
     if (read != 0)
         return read;
     pl_prompt_of(rq);
@@ -384,7 +378,18 @@ pl_str pl_intake_find_member(void *ctx, pl_str name)
     pl_member m = pl_scan_find(rq->x->body, rq->scan, name);
     if (m.type == PL_JSON_ABSENT)
         return (pl_str){NULL, 0};
-    return m.type == PL_JSON_STRING ? pl_member_string(&rq->x->arena, &m) : m.raw;
+    if (m.type != PL_JSON_STRING)
+        return m.raw;
+    unsigned kept = sizeof rq->unescaped / sizeof rq->unescaped[0];
+    for (unsigned i = 0; i < kept; i++)
+        if (rq->unescaped[i].at == m.raw.p)
+            return rq->unescaped[i].text;
+    pl_str text = pl_member_string(&rq->x->arena, &m);
+    if (m.escaped && text.p) {
+        rq->unescaped[rq->unescaped_n % kept].at = m.raw.p;
+        rq->unescaped[rq->unescaped_n++ % kept].text = text;
+    }
+    return text;
 }
 
 /* --- admit's SHRINK --- */

@@ -263,8 +263,9 @@ void pl_upcall_connect(pl_upcall *c)
         connect_some(c, UV_ECONNREFUSED);
         return;
     }
-    if (pl_resolver_ask(&p->resolver, p->wheel->now_ms) < 0) {
-        pl_upcall_fail_soon(c, PL_ERESOLVE, "name resolution cannot be started");
+    int rc = pl_resolver_ask(&p->resolver, p->wheel->now_ms);
+    if (rc < 0) {
+        pl_upcall_fail_soon(c, rc, "name resolution cannot be started");
         return;
     }
     pl_upcall_list_add(&p->resolving, c);
@@ -298,9 +299,15 @@ pl_pool *pl_pool_new(uv_loop_t *loop, pl_wheel *wheel, pl_str host, int port,
     p->o = *o;
     p->limits = pl_limits_default;
     p->limits.head_bytes = o->max_head_bytes;
+    p->o.api_key = NULL;
+    if (o->api_key && o->api_key[0] && !(p->o.api_key = strdup(o->api_key))) {
+        free(p);
+        return NULL;
+    }
     if (pl_resolver_init(&p->resolver, loop, host, port, on_resolved) < 0 ||
         uv_timer_init(loop, &p->soon) != 0) {
         pl_resolver_free(&p->resolver);
+        free((char *)p->o.api_key);
         free(p);
         return NULL;
     }
@@ -329,6 +336,7 @@ void pl_pool_settle(pl_pool *p)
     if (!p->soon_gone || p->conns_n > 0 || p->resolver.busy)
         return;
     pl_resolver_free(&p->resolver);
+    free((char *)p->o.api_key);
     free(p);
 }
 

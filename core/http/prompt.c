@@ -3,17 +3,27 @@
  * proxy.c on the loop's thread; requests of policies that do not look at caches never come further
  * than pl_prompt_of. */
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/log.h"
 #include "http/request.h"
 #include "kv/feed.h"
 #include "kv/tokens_cache.h"
+
+pl_active *pl_prompt_reuse(const pl_loop *l)
+{
+    return l->router->config.assume_kv_reuse || pl_decider_assumes_reuse(l->decider)
+               ? l->router->active
+               : NULL;
+}
 
 /* Who holds what is asked for only when somebody looks at it. */
 static bool is_wanted(const pl_loop *l)
 {
     if (!l->holdings)
         return false;
-    return l->router->config.kv_use == 1 || l->router->active || pl_decider_wants_cache(l->decider);
+    return l->router->config.kv_use == 1 || pl_prompt_reuse(l) ||
+           pl_decider_wants_cache(l->decider);
 }
 
 /* Paths that put a prompt into an engine's KV cache. */
@@ -29,6 +39,45 @@ static const pl_kv_hit *match(void *ctx, uint32_t *stamp)
     return pl_prompt_match(rq->loop->holdings, rq->prompt, rq->ask.model, stamp);
 }
 
+static bool serves_sglang(const pl_model *m)
+{
+    for (int i = 0; i < m->workers_n; i++)
+        if (atomic_load_explicit(&m->workers[i]->engine->kind, memory_order_relaxed) ==
+            PL_KIND_SGLANG)
+            return true;
+    return false;
+}
+
+/* The salt; SGLang appends extra_key to it, and keeps a request's adapter apart, which its events
+ * do not name. */
+static pl_str salt_of(pl_request *rq)
+{
+    static const pl_str mark = PL_STR_INIT("\x01lora_path=");
+    const pl_member *m = rq->scan->members;
+    if ((m[PL_MEMBER_EXTRA_KEY].type != PL_JSON_STRING &&
+         m[PL_MEMBER_LORA_PATH].type != PL_JSON_STRING) ||
+        !serves_sglang(rq->ask.model))
+        return rq->cache_salt;
+    pl_arena *a = &rq->x->arena;
+    pl_str part[4] = {rq->cache_salt,
+                      pl_member_string(a, &m[PL_MEMBER_EXTRA_KEY]),
+                      {NULL, 0},
+                      pl_member_string(a, &m[PL_MEMBER_LORA_PATH])};
+    if (part[3].n)
+        part[2] = mark;
+    pl_str all = {NULL, 0};
+    for (int i = 0; i < 4; i++)
+        all.n += part[i].n;
+    char *to = all.n ? pl_arena_alloc(a, all.n) : NULL;
+    if (!to)
+        return rq->cache_salt;
+    all.p = to;
+    for (int i = 0; i < 4; to += part[i++].n)
+        if (part[i].n)
+            memcpy(to, part[i].p, part[i].n);
+    return all;
+}
+
 void pl_prompt_of(pl_request *rq)
 {
     if (!is_wanted(rq->loop) || !rq->ask.model || !has_prompt(rq->api))
@@ -37,8 +86,9 @@ void pl_prompt_of(pl_request *rq)
     bool exact = false;
     if (!p)
         return;
+    rq->kv_salt = salt_of(rq);
     bool any = pl_prompt_read(rq->loop->holdings, rq->ask.model, rq->scan, &rq->x->arena,
-                              rq->cache_salt, rq->ask.req.prompt_tokens, p, &exact);
+                              rq->kv_salt, rq->ask.req.prompt_tokens, p, &exact);
     if (exact) {
         rq->ask.req.prompt_tokens = p->tokens;
         rq->ask.req.exact_tokens = true;
@@ -50,6 +100,35 @@ void pl_prompt_of(pl_request *rq)
     rq->ask.match_ctx = rq;
 }
 
+/* Whoever publishes is no longer believed. */
+static bool is_stale(const pl_request *rq)
+{
+    bool stale = false;
+    for (int i = 0; rq->prompt && i < rq->ask.model->workers_n; i++) {
+        int trust =
+            atomic_load_explicit(&rq->ask.model->workers[i]->kv_trust, memory_order_relaxed);
+        if (trust == PL_KV_LIVE || trust == PL_KV_BEHIND)
+            return false;
+        stale = stale || trust == PL_KV_STALE;
+    }
+    return stale;
+}
+
+bool pl_prompt_refused(pl_request *rq)
+{
+    pl_loop *l = rq->loop;
+    const struct pl_fault fault = {.kind = PL_INDEX_STALE};
+    double seconds;
+    if (!pl_decider_wants_degrade(l->decider) || rq->attempts > 0 || !is_stale(rq))
+        return false;
+    l->vm_used = true;
+    if (pl_decide_fault(l->decider, &rq->ask, &fault, &seconds) != PL_REJECT)
+        return false;
+    pl_relay_error(rq, 503, "index_stale", seconds, "the KV events of model '%.*s' have stopped",
+                   PL_FMT(rq->ask.model->id));
+    return true;
+}
+
 #define USAGE_SAMPLE 16
 
 bool pl_prompt_wants_usage(pl_request *rq)
@@ -59,7 +138,7 @@ bool pl_prompt_wants_usage(pl_request *rq)
     for (int i = 0; i < rq->ask.model->workers_n; i++) {
         int trust =
             atomic_load_explicit(&rq->ask.model->workers[i]->kv_trust, memory_order_relaxed);
-        if (trust != PL_KV_LIVE)
+        if (trust != PL_KV_LIVE || rq->prompt->size[0].unnamed)
             return true; /* it corrects what is believed of a worker that publishes nothing */
     }
     /* events need no correction: a sample says how good they are */
@@ -76,17 +155,31 @@ struct pl_rq_tokens {
 
 /* A POST /tokenize under way; outlives the request. */
 typedef struct tokenizing {
-    pl_tokcache *cache;
+    pl_loop *loop;
+    pl_engine *engine; /* referenced */
     pl_tokcache_call *call;
 } tokenizing;
 
 static void on_tokenized(void *user, const pl_fetch_result *r)
 {
     tokenizing *t = user;
-    if (r->err == 0 && r->status == 200)
-        pl_tokcache_fill(t->cache, t->call, r->body);
+    pl_router *router = t->loop->router;
+    bool ok = r->err == 0 && r->status == 200;
+    if (ok)
+        ok = pl_tokcache_fill(router->tokcache, t->call, r->body);
     else
-        pl_tokcache_fail(t->cache, t->call);
+        pl_tokcache_fail(router->tokcache, t->call);
+    pl_count(&t->loop->metrics.tokenize_failed, !ok);
+    /* one prompt may be the client's fault, so many are not */
+    uint32_t before = ok ? atomic_exchange(&router->tokenize_failures, 0)
+                         : atomic_fetch_add(&router->tokenize_failures, 1);
+    if (ok && before >= PL_TOKCACHE_FAILURES)
+        pl_log(PL_LOG_INFO, "tokenizes", "%s: /tokenize gives token ids", t->engine->name);
+    else if (!ok && before + 1 == PL_TOKCACHE_FAILURES)
+        pl_log(PL_LOG_WARN, "tokenizes_not",
+               "%s: /tokenize gives no token ids (status %d): text goes on in approximate mode",
+               t->engine->name, r->status);
+    pl_engine_unref(t->engine);
     free(t);
 }
 
@@ -116,10 +209,12 @@ static void ask_engine(pl_request *rq, pl_engine *e, pl_tokcache_post *post)
     pl_pool *pool = pl_loop_pool(rq->loop, e);
     tokenizing *t = pool ? malloc(sizeof *t) : NULL;
     if (t)
-        *t = (tokenizing){cache, post->call};
+        *t = (tokenizing){rq->loop, pl_engine_ref(e), post->call};
     if (!t || !pl_fetch_start(pool, PL_POST, PL_STR("/tokenize"),
                               PL_STR("content-type: application/json\r\n"), pl_buf_str(&post->body),
                               TOKENIZE_TIMEOUT_MS, TOKENIZE_MAX_BYTES, on_tokenized, t)) {
+        if (t)
+            pl_engine_unref(t->engine);
         free(t);
         pl_tokcache_fail(cache, post->call);
     }
@@ -134,8 +229,8 @@ static void take_ids(pl_request *rq, pl_tokens *ids)
     pl_prompt fresh;
     if (copy) {
         pl_tokens_copy(ids, copy);
-        if (pl_prompt_tokens(rq->loop->holdings, rq->ask.model, copy, n, &rq->x->arena,
-                             rq->cache_salt, &fresh)) {
+        if (pl_prompt_tokens(rq->loop->holdings, rq->ask.model, copy, n, &rq->x->arena, rq->kv_salt,
+                             &fresh)) {
             *rq->prompt = fresh;
             rq->ask.req.prompt_tokens = fresh.tokens;
             rq->ask.req.exact_tokens = true;
@@ -258,7 +353,7 @@ void pl_prompt_over(pl_request *rq)
         return;
     if (rq->usage.prompt_tokens > 0)
         pl_prompt_usage(rq->loop->holdings, rq->prompt, rq->usage.cached_tokens,
-                        rq->usage.prompt_tokens);
+                        rq->usage.prompt_tokens, rq->api);
     else if (!rq->first_byte_ns || rq->status >= 400)
         pl_prompt_failed(rq->loop->holdings, rq->prompt);
 }

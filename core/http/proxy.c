@@ -291,10 +291,9 @@ static bool begin_try(pl_request *rq, pl_worker_state *w)
     pl_load load = {.prompt_tokens = rq->ask.req.prompt_tokens,
                     .cached_tokens = rq->decision.cached_tokens,
                     .stream = rq->ask.req.stream};
-    if (l->router->active && rq->prompt) {
-        load.active = l->router->active;
+    load.active = rq->prompt ? pl_prompt_reuse(l) : NULL;
+    if (load.active)
         load.keys = pl_prompt_blocks(rq->prompt, w);
-    }
     pl_ticket_begin(&rq->ticket, w, &load);
     if (w->engine->max_inflight > 0 && pl_engine_inflight(w->engine) > w->engine->max_inflight) {
         /* another loop was faster: a cap is never exceeded, not even for a moment by two */
@@ -304,44 +303,19 @@ static bool begin_try(pl_request *rq, pl_worker_state *w)
     return true;
 }
 
-/* By name; or by nvext's numbers: an instance is an engine, named by its first worker's slot. */
-static bool is_wanted(const pl_request *rq, pl_str name, const pl_worker_state *w)
-{
-    if (name.p)
-        return pl_str_eq(pl_str_c(w->name), name);
-    return (rq->pin_instance < 0 || w->engine->workers[0].slot == rq->pin_instance) &&
-           (rq->pin_rank < 0 || w->rank == rq->pin_rank);
-}
-
-static bool pinned(pl_request *rq, pl_decision *d)
-{
-    pl_str want =
-        rq->trusted ? pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")) : (pl_str){NULL, 0};
-    if (!want.p && rq->pin_instance < 0 && rq->pin_rank < 0)
-        return false;
-    *d = (pl_decision){.kind = PL_NO_WORKER, .shrink_max_tokens = -1, .reason = "pinned"};
-    for (int i = 0; i < rq->ask.model->workers_n; i++) {
-        pl_worker_state *w = rq->ask.model->workers[i];
-        if (is_wanted(rq, want, w) &&
-            pl_engine_why(w->engine, &rq->loop->router->config.decider.breaker, pl_now_ns()) == 0) {
-            d->kind = PL_DECIDED;
-            d->worker = w;
-        }
-    }
-    return true;
-}
-
 /* One round: 1 done with (sent, waiting or answered), 0 decide again. */
 static int decide_once(pl_request *rq)
 {
     pl_loop *l = rq->loop;
     pl_decision *d = &rq->decision;
-    if (!pinned(rq, d)) {
+    if (!pl_pinned(rq, d)) {
         uint64_t from = pl_now_ns();
         l->vm_used = true;
         pl_decide(l->decider, &rq->ask, d);
         pl_hist_observe(&l->metrics.decision, pl_now_ns() - from);
         pl_count(&l->metrics.decisions, 1);
+        if (rq->trusted && d->kind == PL_DECIDED)
+            pl_forward_rank(rq, d);
     }
     if (l->router->config.response_headers)
         rq->policy = pl_arena_str(&rq->x->arena, pl_str_c(pl_decider_policy_name(l->decider)));
@@ -365,6 +339,15 @@ static int decide_once(pl_request *rq)
         return 1;
     case PL_DECIDED:
         break;
+    }
+    if (rq->trusted && !(rq->ask.pin && rq->ask.pin_must))
+        pl_pins_told_rank(rq, d);
+    if (pl_session_is_held_elsewhere(rq, d->worker)) {
+        pl_relay_error(rq, 400, "invalid_session", -1,
+                       "this request carries only what is new in its session, which %s holds: it "
+                       "cannot be pinned to %s",
+                       rq->ask.pin->name, d->worker->name);
+        return 1;
     }
     if (rq->query_only) {
         pl_relay_choice(rq);
@@ -406,6 +389,8 @@ static void decide_and_send(pl_request *rq)
         pl_relay_error(rq, 503, "cut", 1, SHUTTING_DOWN);
         return;
     }
+    if (pl_prompt_refused(rq))
+        return;
     for (int round = 0; round < 8; round++)
         if (decide_once(rq))
             return;
@@ -457,7 +442,7 @@ bool pl_proxy_may_retry(pl_request *rq, int status)
     pl_loop *l = rq->loop;
     const pl_config *c = &l->router->config;
     if (rq->attempts > c->retries || rq->ask.tried_n >= 8 || !pl_proxy_another_worker(rq) ||
-        (rq->trusted && pl_head_find(&rq->x->head, PL_STR("x-perilune-worker")).p))
+        pl_pins_any(rq))
         return false;
     bool budget = l->retry_tokens >= 1;
     const struct pl_fault fault = {
@@ -489,30 +474,44 @@ void pl_proxy_retry(pl_request *rq)
     pl_proxy_decide(rq);
 }
 
-/* The router itself has no connection to give: no engine is to blame, nor would another one help.
- */
-static void no_connection(pl_request *rq, const char *detail)
+/* The router itself lacks memory, or a connection to give: no engine is to blame, nor would another
+ * one help. */
+static void own_failure(pl_request *rq, int err, const char *detail)
 {
-    static unsigned long seen[2];
-    if (pl_log_allow(seen, 10))
-        pl_log(PL_LOG_ERROR, "no_connection", "%s (request %.*s); is ulimit -n too low?", detail,
-               PL_FMT(rq->id));
+    bool memory = err == PL_ENOMEM;
+    static unsigned long seen[2][2];
+    if (pl_log_allow(seen[memory], 10))
+        pl_log(PL_LOG_ERROR, memory ? "out_of_memory" : "no_connection", "%s (request %.*s)%s",
+               detail, PL_FMT(rq->id), memory ? "" : "; is ulimit -n too low?");
+    if (rq->state == PL_RQ_STREAMING)
+        pl_forward_abort(rq);
     pl_proxy_end_try(rq, -1);
+    if (rq->state == PL_RQ_STREAMING) {
+        pl_relay_broken(rq, PL_END_CUT, "the router is out of memory");
+        return;
+    }
     if (rq->session)
-        pl_session_try_failed(rq, PL_EUNAVAILABLE);
-    pl_relay_error(rq, 503, "router_overloaded", 1, "the router cannot open a connection: %s",
-                   detail);
+        pl_session_try_failed(rq, err);
+    if (memory)
+        pl_relay_error(rq, 503, "out_of_memory", 1, "the router is out of memory");
+    else
+        pl_relay_error(rq, 503, "router_overloaded", 1, "the router cannot open a connection: %s",
+                       detail);
 }
 
 void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
 {
     pl_loop *l = rq->loop;
-    if (err == PL_EUNAVAILABLE) {
-        no_connection(rq, detail ? detail : pl_strerror(err));
+    if (err == PL_EUNAVAILABLE || err == PL_ENOMEM) {
+        own_failure(rq, err, detail ? detail : pl_strerror(err));
         return;
     }
-    pl_count(&l->metrics.upstream_failures, 1);
-    atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
+    /* a head that told of a failure was counted when it came: once for each try */
+    bool counted = rq->state == PL_RQ_STREAMING && pl_relay_is_failure(rq->status);
+    if (!counted) {
+        pl_count(&l->metrics.upstream_failures, 1);
+        atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
+    }
     static unsigned long seen[2];
     if (pl_log_allow(seen, 10))
         pl_log(PL_LOG_WARN, "engine_failed", "%s: %s%s%s (request %.*s)", rq->engine->name,
@@ -522,7 +521,7 @@ void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail)
     bool judged = !rq->breaker_open_end;
     pl_proxy_end_try(rq, 0);
     if (rq->state == PL_RQ_STREAMING) {
-        if (judged) /* by its head, which was a success; its end is not */
+        if (judged && !counted) /* by its head, which was a success; its end is not */
             pl_breaker_failure(rq->engine, &l->router->config.decider.breaker, pl_now_ns(), false);
         pl_relay_broken(rq, PL_END_ENGINE_FAILED,
                         "the engine ended the stream before it was complete");

@@ -16,7 +16,7 @@
 bool pl_reader_fail(pl_reader *r, int status, const char *error)
 {
     r->state = PL_READER_ERROR;
-    r->status = r->request ? status : 502;
+    r->status = r->request || status == 500 ? status : 502;
     r->error = error && *error ? error : "the message is malformed";
     return false;
 }
@@ -54,13 +54,14 @@ static int on_headers_complete(llhttp_t *p)
 }
 
 /* Counts framing up to `at`. A body may be cut into small chunks, yet not into nothing but chunk
- * lines. */
+ * lines: a request's is judged as a whole; an answer may come token by token for hours, so there it
+ * is the framing between two bytes of the body. */
 static bool count_overhead(pl_reader *r, const char *at)
 {
     r->overhead += (uint64_t)(at - r->mark);
     r->mark = at;
-    if (r->request && r->overhead > r->body_seen &&
-        r->overhead - r->body_seen > r->limits->chunk_overhead_bytes)
+    uint64_t paid = r->request ? r->body_seen : 0;
+    if (r->overhead > paid && r->overhead - paid > r->limits->chunk_overhead_bytes)
         return pl_reader_fail(r, 400, "too much chunk framing for the body");
     return true;
 }
@@ -87,6 +88,8 @@ static int on_body(llhttp_t *p, const char *at, size_t n)
         return HPE_USER;
     r->mark = at + n;
     r->body_seen += n;
+    if (!r->request)
+        r->overhead = 0;
     r->on_body(r->ctx, at, n);
     return 0;
 }

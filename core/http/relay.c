@@ -25,7 +25,7 @@ void pl_count_status(pl_loop *l, int status)
 /* --- headers --- */
 
 /* x-request-id and the x-perilune-* headers: at most 5. */
-static int own_headers(const pl_request *rq, pl_header *h)
+static int own_headers(const pl_request *rq, bool refused, pl_header *h)
 {
     int n = 0;
     h[n++] = (pl_header){PL_STR("x-request-id"), rq->id};
@@ -35,7 +35,7 @@ static int own_headers(const pl_request *rq, pl_header *h)
         h[n++] = (pl_header){PL_STR("x-perilune-worker"), pl_str_c(rq->worker->name)};
         h[n++] = (pl_header){PL_STR("x-perilune-reason"), pl_str_c(rq->decision.reason)};
     }
-    if (pl_session_label(rq))
+    if (pl_session_label(rq) && !refused)
         h[n++] = (pl_header){PL_STR("x-perilune-session"), pl_str_c(pl_session_label(rq))};
     h[n++] = (pl_header){PL_STR("x-perilune-policy"),
                          rq->policy.p ? rq->policy
@@ -101,7 +101,7 @@ void pl_relay_error(pl_request *rq, int status, const char *code, double retry_a
     pl_exchange *x = rq->x;
     pl_header own[OWN_HEADERS];
     /* the names must outlive the request: the engine may go with it */
-    int n = own_headers(rq, own);
+    int n = own_headers(rq, true, own);
     for (int i = 0; i < n; i++)
         own[i].value = pl_arena_str(&x->arena, own[i].value);
     rq->status = status;
@@ -142,7 +142,7 @@ void pl_relay_choice(pl_request *rq)
     pl_header h[OWN_HEADERS + 1] = {{PL_STR("content-type"), PL_STR("application/json")}};
     const pl_worker_state *w = rq->decision.worker;
     rq->worker = rq->decision.worker; /* for the headers */
-    int n = 1 + own_headers(rq, h + 1);
+    int n = 1 + own_headers(rq, false, h + 1);
     for (int i = 1; i < n; i++)
         h[i].value = pl_arena_str(&x->arena, h[i].value);
     pl_buf b = {0};
@@ -164,7 +164,7 @@ void pl_relay_choice(pl_request *rq)
 /* --- the engine's answer --- */
 
 /* What an engine does not implement is no failure of its: a client could ask for it on purpose. */
-static bool engine_failed(int status)
+bool pl_relay_is_failure(int status)
 {
     return status >= 500 && status != 501 && status != 505;
 }
@@ -174,7 +174,7 @@ static bool engine_failed(int status)
  * to end a row of failures: pl_proxy_end_try tells of that. */
 static void judge(pl_request *rq, int status)
 {
-    if (engine_failed(status)) {
+    if (pl_relay_is_failure(status)) {
         pl_count(&rq->loop->metrics.upstream_failures, 1);
         atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
         pl_breaker_failure(rq->engine, &rq->loop->router->config.decider.breaker, pl_now_ns(),
@@ -212,12 +212,102 @@ static void prepare_usage(pl_request *rq, const pl_head *head)
         rq->swallow_usage = false; /* out of memory: the client sees one chunk more */
 }
 
-void pl_relay_head(pl_request *rq, const pl_head *head)
+/* To the client. False: out of memory, it is over. */
+static bool pass_head(pl_request *rq, const pl_head *head)
 {
     pl_loop *l = rq->loop;
     pl_exchange *x = rq->x;
+    judge(rq, head->status);
+    if (rq->session)
+        pl_session_sent(rq, head->status);
+    rq->state = PL_RQ_STREAMING;
+    rq->status = head->status;
+    rq->sse =
+        starts_media_type(pl_head_find(head, PL_STR("content-type")), PL_STR("text/event-stream"));
+    if (rq->sse)
+        pl_count(&l->metrics.streams, 1);
+    pl_count_status(l, head->status);
+    prepare_usage(rq, head);
+
+    pl_str connection = pl_forward_hops(&x->arena, head);
+    pl_header *h = pl_arena_alloc(&x->arena, ((size_t)head->headers_n + OWN_HEADERS) * sizeof *h);
+    if (!h) {
+        pl_proxy_over(rq, PL_END_CUT);
+        pl_exchange_abort(x);
+        return false;
+    }
+    int n = own_headers(rq, false, h);
+    for (int i = 0; i < head->headers_n; i++)
+        if (passed_header(head->headers[i].name, connection))
+            h[n++] = head->headers[i];
+    /* a stream of announced length would have no room for the event that tells its break */
+    uint64_t length = rq->sse || head->chunked ? UINT64_MAX : head->content_length;
+    pl_exchange_start(x, head->status, h, n, length);
+    if (!pl_decider_wants_done(l->decider))
+        pl_exchange_release_body(x); /* a policy's done may still ask for members of it */
+    return true;
+}
+
+static void copy_answer(pl_request *rq, const pl_str *slices, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (rq->answer.n + slices[i].n > ANSWER_COPY_MAX ||
+            pl_buf_add(&rq->answer, slices[i].p, slices[i].n) != 0)
+            rq->answer_too_big = true;
+}
+
+/* --- a refusal of a turn inside an engine's session: is it the session that is refused? Its body
+ * says so, and is read before anything is passed on --- */
+
+static bool hold_refusal(pl_request *rq, const pl_head *head)
+{
+    pl_arena *a = &rq->x->arena;
+    if (head->status < 400 || head->status > 499 || !pl_session_inside(rq) ||
+        pl_head_find(head, PL_STR("content-encoding")).p)
+        return false;
+    pl_head *copy = pl_arena_alloc(a, sizeof *copy);
+    pl_header *h = pl_arena_alloc(a, ((size_t)head->headers_n + 1) * sizeof *h);
+    if (!copy || !h)
+        return false;
+    *copy = *head;
+    copy->headers = h;
+    for (int i = 0; i < head->headers_n; i++) {
+        h[i] = (pl_header){pl_arena_str(a, head->headers[i].name),
+                           pl_arena_str(a, head->headers[i].value)};
+        if (!h[i].name.p || (head->headers[i].value.n && !h[i].value.p))
+            return false;
+    }
+    rq->held = copy;
+    return true;
+}
+
+static bool keep_refusal(pl_request *rq, const pl_str *slices, int n, size_t bytes)
+{
+    if (rq->answer.n + bytes > ANSWER_COPY_MAX || pl_buf_reserve(&rq->answer, bytes) != 0)
+        return false;
+    copy_answer(rq, slices, n);
+    return true;
+}
+
+/* It is an answer like any other. False: as pass_head. */
+static bool pass_refusal(pl_request *rq)
+{
+    const pl_head *head = rq->held;
+    rq->held = NULL;
+    if (!pass_head(rq, head))
+        return false;
+    pl_str kept = pl_buf_str(&rq->answer);
+    pl_count(&rq->loop->metrics.body_bytes_out, kept.n);
+    if (kept.n)
+        pl_exchange_write(rq->x, &kept, 1);
+    return true;
+}
+
+void pl_relay_head(pl_request *rq, const pl_head *head)
+{
+    pl_loop *l = rq->loop;
     bool doubtful = rq->session && pl_session_doubtful(head->status);
-    if (engine_failed(head->status) && pl_proxy_may_retry(rq, head->status)) {
+    if (pl_relay_is_failure(head->status) && pl_proxy_may_retry(rq, head->status)) {
         pl_count(&l->metrics.upstream_failures, 1);
         atomic_fetch_add_explicit(&rq->engine->failed, 1, memory_order_relaxed);
         pl_proxy_end_try(rq, 0);
@@ -234,33 +324,8 @@ void pl_relay_head(pl_request *rq, const pl_head *head)
         pl_session_answer_failed(rq);
         return;
     }
-    judge(rq, head->status);
-    if (rq->session)
-        pl_session_sent(rq, head->status);
-    rq->state = PL_RQ_STREAMING;
-    rq->status = head->status;
-    rq->sse =
-        starts_media_type(pl_head_find(head, PL_STR("content-type")), PL_STR("text/event-stream"));
-    if (rq->sse)
-        pl_count(&l->metrics.streams, 1);
-    pl_count_status(l, head->status);
-    prepare_usage(rq, head);
-
-    pl_str connection = pl_forward_hops(&x->arena, head);
-    pl_header *h = pl_arena_alloc(&x->arena, ((size_t)head->headers_n + OWN_HEADERS) * sizeof *h);
-    if (!h) {
-        pl_proxy_over(rq, PL_END_ENGINE_FAILED);
-        pl_exchange_abort(x);
-        return;
-    }
-    int n = own_headers(rq, h);
-    for (int i = 0; i < head->headers_n; i++)
-        if (passed_header(head->headers[i].name, connection))
-            h[n++] = head->headers[i];
-    uint64_t length = head->chunked || rq->swallow_usage ? UINT64_MAX : head->content_length;
-    pl_exchange_start(x, head->status, h, n, length);
-    if (!pl_decider_wants_done(l->decider))
-        pl_exchange_release_body(x); /* a policy's done may still ask for members of it */
+    if (!hold_refusal(rq, head))
+        pass_head(rq, head);
 }
 
 static void first_byte(pl_request *rq)
@@ -323,14 +388,6 @@ static int read_events(pl_request *rq, const pl_str *slices, int n)
     return rc;
 }
 
-static void copy_answer(pl_request *rq, const pl_str *slices, int n)
-{
-    for (int i = 0; i < n; i++)
-        if (rq->answer.n + slices[i].n > ANSWER_COPY_MAX ||
-            pl_buf_add(&rq->answer, slices[i].p, slices[i].n) != 0)
-            rq->answer_too_big = true;
-}
-
 /* Events that ended in these bytes: about one for each generated token. */
 static int64_t events_in(const pl_sse_tail *before, const pl_str *slices, int n)
 {
@@ -360,6 +417,13 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
     size_t bytes = 0;
     for (int i = 0; i < n; i++)
         bytes += slices[i].n;
+    if (rq->held && keep_refusal(rq, slices, n, bytes))
+        return;
+    if (rq->held) { /* so long that it is none of the session */
+        rq->answer_too_big = true;
+        if (!pass_refusal(rq))
+            return;
+    }
     if (!rq->first_byte_ns && bytes)
         first_byte(rq);
     pl_count(&l->metrics.chunks, 1);
@@ -394,6 +458,8 @@ void pl_relay_body(pl_request *rq, const pl_str *slices, int n)
 void pl_relay_end(pl_request *rq)
 {
     pl_exchange *x = rq->x;
+    if (rq->held && (pl_session_refused(rq, pl_buf_str(&rq->answer)) || !pass_refusal(rq)))
+        return;
     if (rq->swallow_usage) {
         pl_str rest = pl_sse_rest(rq->events);
         if (rest.n)
@@ -407,6 +473,6 @@ void pl_relay_end(pl_request *rq)
         pl_session_answer_ended(rq);
     if (!rq->first_byte_ns)
         first_byte(rq);
-    pl_proxy_over(rq, engine_failed(rq->status) ? PL_END_ENGINE_FAILED : PL_END_OK);
+    pl_proxy_over(rq, pl_relay_is_failure(rq->status) ? PL_END_ENGINE_FAILED : PL_END_OK);
     pl_exchange_end(x);
 }

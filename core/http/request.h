@@ -50,12 +50,19 @@ struct pl_request {
     /* the session; NULL for requests that name none */
     pl_rq_session *session;
     double retention_seconds;      /* a wish of the client's, -1: none */
+    bool priority_hint;            /* ask.req.priority is agent_hints', not the body's own */
     pl_str cache_salt;             /* nvext's, or the body's own; {NULL,0}: none */
+    pl_str kv_salt;                /* what sets its blocks apart beside the model: prompt.c */
     double pin_instance, pin_rank; /* a trusted client's worker, by slot and rank; -1: none */
-    pl_rq_tokens *tokens;          /* the engine's /tokenize is asked, or has answered: prompt.c */
-    pl_prompt *prompt;             /* its keys, for the workers' caches; NULL: nobody looks */
-    bool query_only;               /* tell the choice, send nothing */
-    struct pl_refusal *refusal;    /* explain.c alone: there is no client, errors are told to it */
+    struct {
+        const char *at; /* in the body */
+        pl_str text;
+    } unescaped[4]; /* members that the policy has asked for; it may ask again and again */
+    unsigned unescaped_n;
+    pl_rq_tokens *tokens;       /* the engine's /tokenize is asked, or has answered: prompt.c */
+    pl_prompt *prompt;          /* its keys, for the workers' caches; NULL: nobody looks */
+    bool query_only;            /* tell the choice, send nothing */
+    struct pl_refusal *refusal; /* explain.c alone: there is no client, errors are told to it */
 
     /* waiting */
     pl_waiter waiter;
@@ -88,6 +95,7 @@ struct pl_request {
     bool answer_too_big;    /* to be searched for usage */
     bool events_unreadable; /* an event was too big: the rest passes unread */
     pl_buf answer;          /* copy of a whole JSON answer, for usage; bounded */
+    const pl_head *held;    /* of an engine's answer that is not passed on yet; NULL: none */
     pl_usage usage;
 };
 
@@ -107,12 +115,42 @@ pl_str pl_intake_kept_string(pl_request *rq, pl_member_id id);
 pl_str pl_intake_find_header(void *ctx, pl_str name);
 pl_str pl_intake_find_member(void *ctx, pl_str name);
 
+/* --- pins.c: where a request says it is to go --- */
+
+/* Headers by which a trusted client says where its request is to go: the router's own, Dynamo's,
+ * and the one that engines read themselves. Only the last one goes on, and only from those who may.
+ */
+typedef enum pl_pin {
+    PL_PIN_NONE,
+    PL_PIN_WORKER,   /* x-perilune-worker: a name */
+    PL_PIN_INSTANCE, /* as nvext.backend_instance_id */
+    PL_PIN_RANK,     /* as nvext.dp_rank */
+    PL_PIN_PREFILL,  /* of split prefill and decode: not looked at */
+    PL_PIN_ENGINES   /* x-data-parallel-rank */
+} pl_pin;
+pl_pin pl_pin_of(pl_str header_name);
+/* What those who may not pin have put into the body (headers: forward.c leaves them out). */
+void pl_pins_remove(pl_request *rq);
+/* nvext is to go on to the engine, without the pins that are in it. */
+void pl_pins_blank_nvext(pl_request *rq);
+/* The numbers in the headers of those who may; after nvext's. 0, or it was answered. */
+int pl_pins_read(pl_request *rq);
+/* Is there a pin that names workers? Then no other one is tried. */
+bool pl_pins_any(const pl_request *rq);
+/* True: it is pinned, and *d is the choice (PL_NO_WORKER when it cannot be had). */
+bool pl_pinned(pl_request *rq, pl_decision *d);
+/* Moves a choice to the rank that a client that may has told the engine itself. */
+void pl_pins_told_rank(const pl_request *rq, pl_decision *d);
+
 /* --- pages.c: what the router answers by itself on the public port --- */
 /* GET /health, /readyz, /metrics, /v1/models[/ID]. False: not one of them. */
 bool pl_pages(pl_loop *l, pl_exchange *x);
 
 /* --- forward.c: one try --- */
 
+/* A rank that a trusted client names is what the engine that was chosen will take: then it is that
+ * rank's request here, too. One that is none is the engine's to refuse. */
+void pl_forward_rank(const pl_request *rq, pl_decision *d);
 /* Composes the head and body for rq->worker and sends them. PL_ENOMEM. */
 int pl_forward(pl_request *rq, bool fresh);
 /* The headers that belong to this hop: all Connection headers as one list. */
@@ -150,8 +188,13 @@ void pl_session_answer_ended(pl_request *rq);
 void pl_session_try_failed(pl_request *rq, int err);
 bool pl_session_doubtful(int status); /* an engine that answers so may have begun the turn */
 void pl_session_answer_failed(pl_request *rq);
+/* The engine has refused the turn with this answer. True: it is the session that it does not take,
+ * and the request goes on in a new one, or was answered; false: pass the answer on. */
+bool pl_session_refused(pl_request *rq, pl_str answer);
 bool pl_session_inside(const pl_request *rq); /* the try goes into an engine's session */
 bool pl_session_is_delta(const pl_request *rq);
+/* It is a delta of what another worker than w holds: only a pin sends it here. */
+bool pl_session_is_held_elsewhere(const pl_request *rq, const pl_worker_state *w);
 void pl_session_over(pl_request *rq);
 void pl_session_free(pl_request *rq);
 /* The client has left in the middle of a turn that the engine's session must see ended. */
@@ -166,6 +209,11 @@ void pl_prompt_of(pl_request *rq); /* its keys; rq->prompt stays NULL when nobod
 bool pl_prompt_begin(pl_request *rq);
 /* Is it worth reading how much of the prompt the engine had in its cache? */
 bool pl_prompt_wants_usage(pl_request *rq);
+/* True: whoever publishes is no longer believed, the policy (degrade) will not have the request
+ * routed without, and it was answered. */
+bool pl_prompt_refused(pl_request *rq);
+/* Where blocks that running requests share are counted once; NULL: they are not. */
+pl_active *pl_prompt_reuse(const pl_loop *l);
 void pl_prompt_sent(pl_request *rq);
 void pl_prompt_try_failed(pl_request *rq);
 void pl_prompt_over(pl_request *rq);
@@ -177,6 +225,7 @@ void pl_relay_head(pl_request *rq, const pl_head *head);
 void pl_relay_body(pl_request *rq, const pl_str *slices, int n);
 void pl_relay_end(pl_request *rq);
 void pl_relay_choice(pl_request *rq);
+bool pl_relay_is_failure(int status); /* the engine's, not the client's */
 /* The answer breaks off after the head had gone out (PL_END_ENGINE_FAILED or PL_END_CUT): ends the
  * client's answer as honestly as its shape allows. */
 void pl_relay_broken(pl_request *rq, enum pl_end_cause cause, const char *message);
@@ -203,7 +252,8 @@ void pl_proxy_decide(pl_request *rq); /* on the fleet as it is now, and goes on 
 void pl_proxy_send(pl_request *rq);   /* the try that was begun: its session is open now */
 void pl_proxy_discard_over(pl_request *rq);
 
-/* The engine failed this try; error is for people, status what it answered (0: nothing). */
+/* The engine failed this try; error is for people, status what it answered (0: nothing). PL_ENOMEM
+ * and PL_EUNAVAILABLE: the router itself has. */
 void pl_proxy_failed(pl_request *rq, int err, int status, const char *detail);
 /* Everything was sent to the client, or nothing more will be. Accounts, runs done, frees. */
 void pl_proxy_over(pl_request *rq, enum pl_end_cause cause);

@@ -99,8 +99,9 @@ int pl_resolver_ask(pl_resolver *r, uint64_t now_ms)
         return 0;
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     r->req.data = r;
-    if (uv_getaddrinfo(r->loop, &r->req, on_answer, r->host, NULL, &hints) != 0)
-        return PL_ERESOLVE;
+    int rc = uv_getaddrinfo(r->loop, &r->req, on_answer, r->host, NULL, &hints);
+    if (rc != 0)
+        return rc == UV_ENOMEM ? PL_ENOMEM : PL_ERESOLVE;
     r->busy = true;
     r->asked_ms = now_ms;
     return 0;

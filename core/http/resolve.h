@@ -37,7 +37,8 @@ int pl_resolver_init(pl_resolver *r, uv_loop_t *loop, pl_str host, int port,
                      void (*done)(pl_resolver *r));
 /* Are there addresses that need not be asked for again? */
 bool pl_resolver_fresh(const pl_resolver *r, uint64_t now_ms);
-/* Asks, unless a question is under way. 0 (done will run) or PL_ERESOLVE (it will not). */
+/* Asks, unless a question is under way. 0 (done will run), PL_ERESOLVE or PL_ENOMEM (it
+ * will not). */
 int pl_resolver_ask(pl_resolver *r, uint64_t now_ms);
 /* Gives up the question under way as far as libuv can; done still runs, later. */
 void pl_resolver_cancel(pl_resolver *r);

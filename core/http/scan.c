@@ -87,7 +87,7 @@ pl_member pl_object_find(pl_str object, pl_str wanted)
 {
     pl_json j;
     pl_json_name name;
-    pl_member m;
+    pl_member m, found = {.type = PL_JSON_ABSENT};
     pl_json_init(&j, object, PL_JSON_DEPTH_MAX, false);
     if (pl_json_enter(&j, '{') == 0)
         while (pl_json_key(&j, &name) > 0) {
@@ -96,11 +96,11 @@ pl_member pl_object_find(pl_str object, pl_str wanted)
             if (pl_json_value(&j, &m) != 0)
                 break;
             if (hit) {
-                m.key_at = at;
-                return m;
+                found = m;
+                found.key_at = at;
             }
         }
-    return (pl_member){.type = PL_JSON_ABSENT};
+    return found;
 }
 
 pl_member pl_scan_find(pl_str body, const pl_scan *s, pl_str name)

@@ -43,6 +43,8 @@
     XX(KV_TRANSFER_PARAMS, "kv_transfer_params")                                                   \
     XX(CACHE_CONTROL, "cache_control")                                                             \
     XX(CACHE_SALT, "cache_salt")                                                                   \
+    XX(EXTRA_KEY, "extra_key")                                                                     \
+    XX(LORA_PATH, "lora_path")                                                                     \
     XX(USER, "user")
 
 typedef enum pl_member_id {
@@ -108,12 +110,13 @@ int pl_scan_body(pl_str body, unsigned max_depth, pl_scan *out);
  * copy in the arena. {NULL,0} when m is not a string or out of memory. */
 pl_str pl_member_string(pl_arena *a, const pl_member *m);
 
-/* Any top-level member by its name (first occurrence), for req:member(). type ABSENT when there is
+/* Any top-level member by its name (the last of it), for req:member(). type ABSENT when there is
  * none. */
 pl_member pl_scan_find(pl_str body, const pl_scan *s, pl_str name);
 
-/* A member of an object value (raw as in pl_member.raw; key_at counts from its start). The first of
- * that name; type ABSENT when there is none, or `object` is no object, or invalid before it. */
+/* A member of an object value (raw as in pl_member.raw; key_at counts from its start). The last of
+ * that name, which is the one that engines' parsers keep; type ABSENT when there is none, or
+ * `object` is no object, or invalid before it. */
 pl_member pl_object_find(pl_str object, pl_str name);
 
 /* Is a valid object's raw text without a member? */
@@ -146,10 +149,10 @@ typedef struct pl_edit {
     pl_member_id id; /* REMOVE and APPEND */
 } pl_edit;
 
-/* What a request can come to: 7 pins, nvext, stream_options and the model's name; of a try: the
- * limit (2), rid, rank, cache_salt, retention and priority (2); of a session's turn:
+/* What a request can come to: 7 pins, nvext (or 5 pins in it), stream_options and the model's name;
+ * of a try: the limit (2), rid, rank, cache_salt, retention and priority (2); of a session's turn:
  * session_params, session_id, the trimmed conversation, tools and system. */
-#define PL_EDITS_MAX    24
+#define PL_EDITS_MAX    28
 #define PL_EDITS_SLICES (2 * PL_EDITS_MAX + 1)
 
 /* Zero-initialise. The commas around removed and appended members are settled by pl_edits_slices,

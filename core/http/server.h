@@ -34,7 +34,7 @@ typedef struct pl_server_options {
         body_timeout_ms; /* no body byte for this long, 30 s; after 30 s also 1 KiB/s on average */
     uint64_t keep_alive_timeout_ms; /* idle between requests, 60 s */
     uint64_t write_timeout_ms; /* nothing taken by the client for this long while we have something,
-                                  60 s */
+                                  or so little that 1 KiB/s is missed by as much, 60 s */
     size_t high_water_bytes;   /* pl_exchange_write asks to pause above this, 256 KiB */
     size_t low_water_bytes;    /* on_drain below this, 64 KiB */
     _Atomic uint32_t *connections; /* shared by all loops of one listener; the owner's */

@@ -95,8 +95,10 @@ static pl_str made_up_id(pl_request *rq)
 static void take_hints(pl_request *rq, const pl_wish *w)
 {
     struct pl_req *req = &rq->ask.req;
-    if (!isnan(w->priority) && rq->scan->members[PL_MEMBER_PRIORITY].type == PL_JSON_ABSENT)
+    if (!isnan(w->priority) && rq->scan->members[PL_MEMBER_PRIORITY].type == PL_JSON_ABSENT) {
         req->priority = (int32_t)fmax(fmin(w->priority, INT32_MAX), INT32_MIN);
+        rq->priority_hint = true;
+    }
     if (w->strict_priority > 0)
         req->strict_priority = (int32_t)fmin(w->strict_priority, INT32_MAX);
     req->expected_output_tokens = w->output_tokens;
@@ -109,6 +111,8 @@ static void take_hints(pl_request *rq, const pl_wish *w)
         pl_count(&rq->loop->metrics.pins_removed, (uint64_t)w->pins_removed);
     if (w->nvext && !rq->loop->router->config.forward_nvext)
         pl_edits_remove(&rq->edits, rq->x->body, rq->scan, PL_MEMBER_NVEXT);
+    else if (w->pins_removed)
+        pl_pins_blank_nvext(rq);
 }
 
 static int read_wish(pl_request *rq)
@@ -159,7 +163,7 @@ static void answer_busy(pl_request *rq, int rc)
                                   : "the turn before has not ended in time");
 }
 
-static void answer_lost(pl_request *rq, const char *what)
+void pl_session_answer_lost(pl_request *rq, const char *what)
 {
     pl_count(&rq->loop->metrics.session_lost, 1);
     pl_relay_error(rq, 409, "session_lost", -1,
@@ -234,7 +238,19 @@ static int session_fault(pl_request *rq, int kind, double *arg)
 /* The engine has failed a turn that only its session made sense of. */
 void pl_session_answer_failed(pl_request *rq)
 {
-    answer_lost(rq, "was not served by its engine, which has failed");
+    pl_session_answer_lost(rq, "was not served by its engine, which has failed");
+}
+
+/* Could an engine's session be of use to this request, or is it asked for itself? */
+static bool takes_engine_sessions(const pl_request *rq)
+{
+    return pl_session_api(rq->api) || rq->api == PL_API_OPEN_SESSION;
+}
+
+static bool must_open(const pl_request *rq)
+{
+    const pl_rq_session *s = rq->session;
+    return s->kind == PL_ENGINE_BACKED && s->ttl_seconds > 0 && takes_engine_sessions(rq);
 }
 
 /* Its worker cannot be had. True: go on, it is to be bound anew; false: answered. */
@@ -246,14 +262,16 @@ bool pl_session_rebind(pl_request *rq)
     rq->ask.pin_must = false;
     if (session_fault(rq, PL_BOUND_GONE, &arg) != PL_REBIND) {
         if (s->wish.delta)
-            answer_lost(rq, "is bound to a worker that is gone or unusable");
+            pl_session_answer_lost(rq, "is bound to a worker that is gone or unusable");
         else
             pl_relay_error(rq, 409, "session_lost", -1,
                            "the worker that holds session '%.*s' is gone or unusable",
                            PL_FMT(s->wish.id));
         return false;
     }
-    s->open = rq->ask.wants_open = s->kind == PL_ENGINE_BACKED && s->ttl_seconds > 0;
+    s->open = rq->ask.wants_open = must_open(rq);
+    if (!s->open)
+        s->kind = PL_ROUTER_ONLY;
     s->label = "rebound";
     return true;
 }
@@ -289,7 +307,8 @@ static bool reconcile(pl_request *rq)
         return false;
     }
     if (s->wish.delta && s->wish.action != PL_WISH_OPEN && !s->turn.leased) {
-        answer_lost(rq, !s->turn.bound ? "is not open here"
+        pl_session_answer_lost(rq, !s->turn.bound
+                                       ? "is not open here"
                                        : "is bound to a worker, but not held by its engine");
         return false;
     }
@@ -299,7 +318,8 @@ static bool reconcile(pl_request *rq)
                        PL_FMT(s->wish.id));
         return false;
     }
-    s->kind = bound_backed || s->wish.action == PL_WISH_OPEN ? PL_ENGINE_BACKED : PL_ROUTER_ONLY;
+    bool opens = s->wish.action == PL_WISH_OPEN && takes_engine_sessions(rq);
+    s->kind = bound_backed || opens ? PL_ENGINE_BACKED : PL_ROUTER_ONLY;
     bool names_ttl = s->wish.action == PL_WISH_OPEN || s->wish.action == PL_WISH_BIND ||
                      s->wish.source == PL_WISH_HEADER || s->wish.source == PL_WISH_TAG;
     bool same = s->turn.bound && (s->kind == PL_ENGINE_BACKED) == bound_backed;
@@ -322,7 +342,9 @@ static bool reconcile(pl_request *rq)
     }
     s->ttl_seconds = rq->ask.session.ttl_seconds = choice.ttl_seconds;
     s->kind = rq->ask.session.kind = choice.kind;
-    s->open = !(same && bound_backed) && s->kind == PL_ENGINE_BACKED && s->ttl_seconds > 0;
+    if (!bound_backed && !takes_engine_sessions(rq))
+        s->kind = rq->ask.session.kind = PL_ROUTER_ONLY;
+    s->open = !(same && bound_backed) && must_open(rq);
     return true;
 }
 
@@ -383,6 +405,8 @@ static bool begun(pl_request *rq, int rc)
     rq->ask.can_open_ctx = rq;
     rq->ask.wants_open = s->open;
     s->label = s->open ? "open" : s->turn.bound ? "bound" : s->ttl_seconds > 0 ? "new" : "unbound";
+    if (s->wish.action == PL_WISH_OPEN && !s->turn.bound && !takes_engine_sessions(rq))
+        s->label = "router_only";
     if (s->turn.fallback)
         return without_store(rq);
     if (!s->turn.bound)
@@ -395,7 +419,7 @@ static bool begun(pl_request *rq, int rc)
     /* what the engine's session holds is not known any more, but the whole conversation is here:
      * opened anew it is exact again */
     if (rq->ask.pin_must && s->turn.history.form == PL_HISTORY_LOST && !s->wish.delta &&
-        s->ttl_seconds > 0) {
+        must_open(rq)) {
         s->open = true;
         s->label = "reopened";
     }
@@ -414,6 +438,7 @@ bool pl_session_begin(pl_request *rq)
 {
     pl_rq_session *s = rq->session;
     s->turn.ready = on_begun;
+    s->turn.only_closes = rq->api == PL_API_CLOSE_SESSION;
     s->phase = PHASE_BEGINNING;
     int rc = pl_turn_begin(rq->loop->sessions, &s->turn);
     if (rc == PL_STORE_PENDING) {
@@ -459,14 +484,42 @@ static void go_on_without(pl_request *rq)
     s->label = "router_only";
 }
 
+#define SAID_AGAIN_NS                                                                              \
+    60000000000u /* where sessions fill the engines, and leave them, all the time */
+
+static uint64_t model_bit(const pl_request *rq)
+{
+    return (uint64_t)1 << (XXH3_64bits(rq->ask.model->id.p, rq->ask.model->id.n) & 63);
+}
+
+/* Once, until a session of the model is opened. */
+static void say_no_engine(pl_request *rq)
+{
+    pl_router *r = rq->loop->router;
+    uint64_t now = pl_now_ns(), last = atomic_load(&r->no_session_engine_ns);
+    if (atomic_load(&r->no_session_engine) & model_bit(rq) ||
+        (last && now - last < SAID_AGAIN_NS) ||
+        !atomic_compare_exchange_strong(&r->no_session_engine_ns, &last, now))
+        return;
+    atomic_fetch_or(&r->no_session_engine, model_bit(rq));
+    pl_log(
+        PL_LOG_WARN, "no_session_engine",
+        "no engine of model %.*s can hold a session now: unless degrade says otherwise, requests "
+        "go on with affinity only",
+        PL_FMT(rq->ask.model->id));
+}
+
+static void say_opened(pl_request *rq)
+{
+    pl_router *r = rq->loop->router;
+    if (atomic_load_explicit(&r->no_session_engine, memory_order_relaxed) & model_bit(rq))
+        atomic_fetch_and(&r->no_session_engine, ~model_bit(rq));
+}
+
 bool pl_session_no_engine(pl_request *rq)
 {
-    static unsigned long seen[2];
     double arg;
-    if (pl_log_allow(seen, 1))
-        pl_log(PL_LOG_WARN, "no_session_engine",
-               "no engine of model %.*s can hold a session now; requests go on with affinity only",
-               PL_FMT(rq->ask.model->id));
+    say_no_engine(rq);
     int action = session_fault(rq, PL_NO_SESSION_ENGINE, &arg);
     if (action == PL_REJECT || rq->api == PL_API_OPEN_SESSION ||
         rq->session->wish.source == PL_WISH_PARAMS) {
@@ -484,8 +537,8 @@ bool pl_session_no_engine(pl_request *rq)
 static bool open_failed(pl_request *rq, int rc)
 {
     pl_rq_session *s = rq->session;
-    bool engines_fault = rc == PL_ETIMEOUT || rc == PL_ECONNECT || rc == PL_ERESET ||
-                         rc == PL_ERESOLVE || rc == PL_EPROTOCOL;
+    /* who can be reached, and only fails at opens, may serve well */
+    bool engines_fault = rc == PL_ECONNECT || rc == PL_ERESOLVE;
     if (s->turn.fallback) { /* the store is out of reach: nothing can be bound now */
         pl_proxy_end_try(rq, -1);
         if (rq->api == PL_API_OPEN_SESSION)
@@ -531,6 +584,7 @@ static int opened(pl_request *rq, int rc)
     if (rc == 0) {
         s->open = rq->ask.wants_open = false;
         s->opened = true;
+        say_opened(rq);
         return 1;
     }
     if (rc == PL_EEXISTS) { /* another router was first: its worker is the session's */

@@ -28,6 +28,7 @@ struct pl_rq_session {
     bool inside;        /* the try under way goes into the engine's session */
     bool answered_ok;   /* its answer's head was a 2xx */
     bool ended;         /* its answer came to its end */
+    bool refused;       /* an engine did not know it (any more): it is opened anew once */
     bool broken;        /* an earlier try went into it and was not ended: nobody knows its state */
     uint8_t not_opened; /* of ask.tried, by bits: the engines that only failed to open it */
     pl_history_plan plan; /* with inside */
@@ -37,6 +38,9 @@ struct pl_rq_session {
     const char *label; /* x-perilune-session; static */
     char names[];
 };
+
+/* 409: the request carries only what is new in a session, which `what` says more of. */
+void pl_session_answer_lost(pl_request *rq, const char *what);
 
 /* The APIs whose requests an engine can put into a session of its own. */
 static inline bool pl_session_api(enum pl_api_kind api)

@@ -23,10 +23,7 @@ static int set_session_params(pl_request *rq, pl_edits *edits)
     pl_arena *a = &rq->x->arena;
     char id[PL_ENGINE_SESSION_MAX];
     size_t n = pl_turn_engine_id(&s->turn, id);
-    pl_buf quoted = {0};
-    int rc = pl_json_quote(&quoted, (pl_str){id, n});
-    pl_str q = rc == 0 ? pl_arena_str(a, pl_buf_str(&quoted)) : (pl_str){NULL, 0};
-    pl_buf_free(&quoted);
+    pl_str q = pl_json_quoted(a, (pl_str){id, n});
     if (!q.p)
         return PL_ENOMEM;
     if (s->wish.params_id_raw.p)
@@ -155,6 +152,7 @@ void pl_session_sent(pl_request *rq, int status)
     }
     /* a turn that went elsewhere only because its worker was at its cap leaves the binding */
     bool stays = spilled && rq->decision.spilled;
+    s->turn.instead = s->kind == PL_ROUTER_ONLY;
     pl_turn_sent(&s->turn, rq->worker, stays ? 0 : (uint64_t)ceil(s->ttl_seconds * 1e3));
 }
 
@@ -174,6 +172,45 @@ static double held_tokens(const pl_request *rq)
                                                           : -1;
 }
 
+static void say_poisoned(const pl_request *rq, const char *what_now)
+{
+    static unsigned long seen[2];
+    if (pl_log_allow(seen, 5))
+        pl_log(PL_LOG_WARN, "session_poisoned",
+               "session '%.*s' on %s: the engine's session does not take turns any more; %s",
+               PL_FMT(rq->session->wish.id), rq->worker->name, what_now);
+}
+
+bool pl_session_refused(pl_request *rq, pl_str answer)
+{
+    pl_rq_session *s = rq->session;
+    pl_reply *r = s->refused ? NULL : pl_reply_new(rq->api);
+    if (!r)
+        return false;
+    pl_reply_answer(r, answer);
+    bool poisoned = pl_reply_judge(r, -1, 0).poisoned;
+    pl_reply_free(r);
+    if (!poisoned)
+        return false;
+    s->refused = s->broken = true;
+    s->inside = false;
+    pl_turn_poisoned(&s->turn);
+    pl_proxy_end_try(rq, -1);
+    pl_prompt_try_failed(rq);
+    if (s->wish.delta) {
+        say_poisoned(rq, "it is closed");
+        pl_session_answer_lost(rq, "takes no more turns on its engine");
+        return true;
+    }
+    s->turn.history.form = PL_HISTORY_LOST;
+    s->open = s->ttl_seconds > 0 && !s->wish.final;
+    s->label = s->open ? "reopened" : "outside";
+    say_poisoned(rq, s->open ? "it is opened anew" : "it is closed");
+    rq->state = PL_RQ_DECIDING;
+    pl_proxy_decide(rq);
+    return true;
+}
+
 /* The answer of a turn inside the engine's session is complete: what does it say of the session? */
 static void end_inside(pl_request *rq)
 {
@@ -186,12 +223,7 @@ static void end_inside(pl_request *rq)
     double least = rq->ask.req.prompt_tokens >= 8 ? 2 : 0;
     pl_reply_state st = pl_reply_judge(s->reply, rq->usage.prompt_tokens, least);
     if (st.poisoned) {
-        static unsigned long seen[2];
-        if (pl_log_allow(seen, 5))
-            pl_log(PL_LOG_WARN, "session_poisoned",
-                   "session '%.*s' on %s: the engine's session does not take turns any more; it is "
-                   "closed",
-                   PL_FMT(s->wish.id), rq->worker->name);
+        say_poisoned(rq, "it is closed");
         end(s, PL_TURN_POISONED, NULL, -1);
         return;
     }
@@ -266,6 +298,11 @@ bool pl_session_inside(const pl_request *rq)
 bool pl_session_is_delta(const pl_request *rq)
 {
     return rq->session && rq->session->wish.delta;
+}
+
+bool pl_session_is_held_elsewhere(const pl_request *rq, const pl_worker_state *w)
+{
+    return pl_session_is_delta(rq) && rq->ask.pin_must && rq->ask.pin && rq->ask.pin != w;
 }
 
 void pl_session_free(pl_request *rq)

@@ -22,6 +22,7 @@
 #define PIECE_BYTES 16384 /* copied when the socket is full */
 #define MAX_SLICES  32    /* body slices handed over at once */
 #define JOIN_BYTES  2048  /* slices up to this size are moved together */
+#define INTERIM_MAX 100   /* 1xx before an answer: 102s while a long prompt is read, no more */
 
 /* libuv asks for a buffer, reads into it and calls back before it does anything else, so one
  * buffer serves all connections of a thread. The slices collected during that callback are there,
@@ -331,6 +332,10 @@ static void call_head(pl_upcall *c)
 {
     pl_upconn *conn = c->conn;
     if (conn->reader.head.status < 200) {
+        if (++c->interim > INTERIM_MAX) {
+            pl_upcall_fail(c, PL_EPROTOCOL, "interim answers without end");
+            return;
+        }
         pl_reader_next(&conn->reader);
         conn->reader.no_body = c->head_request;
         c->in_head = false;
@@ -365,6 +370,8 @@ static void conn_bytes(pl_upconn *conn, const char *p, size_t n)
             pl_upcall_deadline(c, conn->pool->o.between_bytes_timeout_ms);
     }
     in.slices_n = 0;
+    bool answering = c->head_seen;
+    uint64_t body_before = r->body_seen;
     do {
         size_t used = pl_reader_feed(r, p, n);
         p += used;
@@ -372,7 +379,7 @@ static void conn_bytes(pl_upconn *conn, const char *p, size_t n)
         if (r->state == PL_READER_ERROR) {
             flush(conn);
             if (conn->call)
-                pl_upcall_fail(conn->call, PL_EPROTOCOL, r->error);
+                pl_upcall_fail(conn->call, r->status == 500 ? PL_ENOMEM : PL_EPROTOCOL, r->error);
             return;
         }
         if (r->state != PL_READER_HEAD && conn->call && !conn->call->head_seen)
@@ -388,7 +395,8 @@ static void conn_bytes(pl_upconn *conn, const char *p, size_t n)
     } while (n > 0 && conn->call);
     flush(conn);
     c = conn->call;
-    if (c && c->head_seen && !c->paused) /* before that the head's time goes on */
+    /* before the head its own time goes on; framing and trailers alone are no progress */
+    if (c && c->head_seen && !c->paused && (!answering || r->body_seen != body_before))
         pl_upcall_deadline(c, conn->pool->o.between_bytes_timeout_ms);
 }
 

@@ -22,11 +22,12 @@ typedef struct pl_pool_options {
     uint64_t
         first_byte_timeout_ms; /* 600 s, from the request's last byte to the response's first */
     uint64_t
-        between_bytes_timeout_ms; /* 60 s between response bytes, while reading is not paused */
+        between_bytes_timeout_ms; /* 60 s between bytes of the body, while reading is not paused */
     uint64_t write_timeout_ms;    /* 30 s without progress in sending the request */
     uint64_t pool_idle_ms;        /* 3.5 s */
     unsigned max_idle;            /* idle connections kept, 64 */
     size_t max_head_bytes;        /* of a response */
+    const char *api_key;          /* fetches send it as a bearer token; NULL or "": none. Copied */
 } pl_pool_options;
 
 void pl_pool_options_default(pl_pool_options *o);
@@ -48,7 +49,7 @@ typedef enum pl_call_phase {
 } pl_call_phase;
 
 typedef struct pl_call_events {
-    /* 1xx are swallowed. head is valid until the call is over. */
+    /* 1xx are swallowed (100 of them). head is valid until the call is over. */
     void (*on_head)(pl_call *c, const pl_head *head);
     /* Body bytes, unframed, all slices of one read at once; valid during the call. */
     void (*on_body)(pl_call *c, const pl_str *slices, int n);

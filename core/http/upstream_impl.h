@@ -56,6 +56,7 @@ struct pl_upcall {
     uint64_t first_byte_by_ms; /* 0: the request is not sent yet, or no limit */
     int err;                   /* in `failed`: what on_fail will be told */
     uint8_t tried;             /* addresses that did not answer */
+    uint8_t interim;           /* 1xx seen */
     bool head_request;
     bool head_seen; /* of the final response */
     bool in_head;   /* some bytes of a head are there */

@@ -27,11 +27,14 @@ static bool may_have_tokens(pl_str s)
     return s.n > i && memmem(s.p + i, s.n - i, "_tokens", 7) != NULL;
 }
 
-/* Sets *to when m is a number. */
+#define MOST                                                                                       \
+    1e12 /* tokens: figures are summed up in whole numbers, which one answer must not fill */
+
+/* Sets *to when m is a number of tokens. */
 static bool number(const pl_member *m, double *to)
 {
     double v;
-    if (pl_member_number(m, &v) != 0 || v < 0)
+    if (pl_member_number(m, &v) != 0 || v < 0 || v > MOST)
         return false;
     *to = v;
     return true;

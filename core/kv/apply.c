@@ -286,6 +286,7 @@ static void store_blocks(pl_apply *a, pl_apply_rank *r, const pl_kv_event *e, co
             return;
         }
         r->counts.stored += k;
+        r->landed++;
         from += (uint32_t)k;
         parent = a->engine[k - 1];
         has_parent = true;
@@ -305,8 +306,24 @@ static void store_names(pl_apply *a, pl_apply_rank *r, const pl_kv_event *e)
                            ? a->known.also(a->known.ctx, r->slot, (pl_tier)e->tier, a->engine, k)
                            : 0;
         r->counts.copied += known;
+        r->landed += known > 0;
         r->counts.unresolved += k - known;
     }
+}
+
+/* A size that was learned is that of an engine which may have restarted since it was cleared; one
+ * that a block alone has said stands when another event says it, too. */
+static uint32_t learn_size(pl_apply_target *t, const pl_apply_rank *r, const pl_kv_event *e)
+{
+    uint32_t said = (uint32_t)e->block_tokens, known = pl_apply_block_tokens(t);
+    bool alone = e->hashes.n == 1, last = said < known && alone;
+    if (said == known) {
+        t->guessed = false;
+    } else if (!t->block_tokens && (r->landed ? t->guessed && !last : !(last && known % said))) {
+        t->learned_tokens = said;
+        t->guessed = alone;
+    }
+    return pl_apply_block_tokens(t);
 }
 
 /* Whether the event's block size is the worker's. */
@@ -320,20 +337,20 @@ static bool size_is_right(pl_apply_target *t, pl_apply_rank *r, const pl_kv_even
         r->counts.bad_counts++;
         return false;
     }
-    if (t->block_tokens == 0)
-        t->block_tokens = (uint32_t)e->block_tokens;
-    if (e->block_tokens == t->block_tokens)
+    uint32_t said = (uint32_t)e->block_tokens, known = learn_size(t, r, e);
+    bool last = said < known && e->hashes.n == 1; /* SGLang's last page, as short as it is */
+    if (said == known)
         return true;
-    if (e->block_tokens < t->block_tokens && e->hashes.n == 1)
-        r->counts.partial++; /* SGLang's last page, as short as it is */
-    else
-        r->counts.bad_block_size++;
+    r->counts.partial += last;
+    r->counts.bad_block_size += !last;
     return false;
 }
 
 static void store(pl_apply *a, pl_apply_target *t, pl_apply_rank *r, const pl_kv_event *e)
 {
+    uint32_t block_tokens = pl_apply_block_tokens(t);
     r->counts.stores++;
+    r->tried++;
     if (e->tier < 0) {
         r->counts.unknown_media++;
     } else if (!group_counts(r, e)) {
@@ -343,15 +360,17 @@ static void store(pl_apply *a, pl_apply_target *t, pl_apply_rank *r, const pl_kv
     } else if (e->hashes.n == 0) {
         return;
     } else if (e->has_locals) {
-        const space *s = t->block_tokens ? space_of_event(a, t, r, e, t->block_tokens) : NULL;
+        const space *s = block_tokens ? space_of_event(a, t, r, e, block_tokens) : NULL;
         if (s)
             store_blocks(a, r, e, s);
-        else if (t->block_tokens == 0)
+        else if (block_tokens == 0)
             r->counts.bad_block_size++;
     } else if (e->tokens.n == 0) {
         store_names(a, r, e);
     } else if (size_is_right(t, r, e)) {
         const space *s = space_of_event(a, t, r, e, (uint32_t)e->block_tokens);
+        r->eagle = e->bigram;
+        r->plain = !e->bigram;
         if (s)
             store_blocks(a, r, e, s);
     }
@@ -382,6 +401,7 @@ static void take_out(pl_apply *a, pl_apply_rank *r, const pl_kv_event *e)
 void pl_apply_clear(pl_apply *a, pl_apply_rank *r)
 {
     r->group = -1;
+    r->tried = r->landed = 0;
     pl_index_clear(a->ix, r->slot, -1);
 }
 
@@ -408,11 +428,13 @@ int pl_apply_batch(pl_apply *a, pl_apply_target *t, int rank, const void *payloa
         pl_apply_rank *r = rank_of(t, rank, rc > 0 && e.rank >= 0 ? e.rank : b.rank);
         if (!r) {
             stream->counts.unknown_ranks++;
+            stream->tried++;
             continue;
         }
         r->counts.events++;
         if (rc < 0) {
             r->counts.bad_events++;
+            r->tried++;
             continue;
         }
         switch (e.kind) {
@@ -429,6 +451,7 @@ int pl_apply_batch(pl_apply *a, pl_apply_target *t, int rank, const void *payloa
             break;
         default:
             r->counts.unknown_types++;
+            r->tried++;
         }
     }
     return 0;

@@ -66,6 +66,10 @@ typedef struct pl_apply_counts {
 typedef struct pl_apply_rank {
     int slot;
     int32_t group; /* the layer group that speaks for the worker; -1: none has spoken */
+    /* since it was cleared: events that could have brought blocks, or are not understood; those
+     * that did */
+    uint64_t tried, landed;
+    bool plain, eagle; /* what its last store with tokens was; neither: none came */
     pl_apply_counts counts;
 } pl_apply_rank;
 
@@ -75,7 +79,15 @@ typedef struct pl_apply_target {
     uint32_t block_tokens; /* 0: not known, the first store says it */
     pl_apply_rank *ranks;  /* by rank */
     int ranks_n;
+    uint32_t learned_tokens; /* what it said; by the first store after a clear it may change */
+    bool guessed; /* one block alone has said it, which may have been a short last page */
 } pl_apply_target;
+
+/* Tokens in its blocks; 0: not known yet. */
+static inline uint32_t pl_apply_block_tokens(const pl_apply_target *t)
+{
+    return t->block_tokens ? t->block_tokens : t->learned_tokens;
+}
 
 typedef struct pl_apply pl_apply;
 

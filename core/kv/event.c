@@ -265,7 +265,7 @@ static field field_of(pl_str name)
 typedef struct draft {
     pl_kv_event *e;
     bool has_type, has_hashes, bad;
-    bool no_medium, remote;
+    bool remote;
 } draft;
 
 static pl_kv_kind kind_of(pl_str type)
@@ -352,14 +352,13 @@ static int take_field(draft *d, field f, pl_mp *c, unsigned depth)
         e->block_tokens = v.type == PL_MP_UINT ? v.u : 0;
         break;
     case F_LORA_ID:
-        e->unnamed_lora = v.type == PL_MP_UINT && v.u > 0;
+        e->unnamed_lora = v.type == PL_MP_UINT ? v.u > 0 : v.type == PL_MP_STR && v.s.n;
         break;
     case F_MEDIUM:
         if (v.type == PL_MP_STR)
             e->tier = pl_kv_tier_of(v.s);
         else if (v.type != PL_MP_NIL)
             e->tier = -1;
-        d->no_medium = v.type == PL_MP_NIL;
         break;
     case F_LORA_NAME:
         if (v.type == PL_MP_STR)
@@ -400,8 +399,9 @@ static int take_field(draft *d, field f, pl_mp *c, unsigned depth)
     return 0;
 }
 
-/* Positions behind the ones that every engine agrees on: known by their types. */
-static int take_tail(draft *d, pl_mp *c, bool *group_passed)
+/* Positions behind the ones that every engine agrees on: known by their types, and by how far
+ * behind. The group and its kind come first, or second and third. */
+static int take_tail(draft *d, pl_mp *c, uint32_t place, bool *group_passed)
 {
     pl_mp ahead = *c;
     pl_mp_item v;
@@ -410,8 +410,10 @@ static int take_tail(draft *d, pl_mp *c, bool *group_passed)
     field f = F_NONE;
     if (v.type == PL_MP_UINT && !*group_passed)
         f = F_GROUP;
-    else if (v.type == PL_MP_STR)
-        f = is_locality(v.s) ? F_LOCALITY : d->e->spec == PL_KV_SPEC_UNSAID ? F_SPEC : F_NONE;
+    else if (v.type == PL_MP_STR && is_locality(v.s))
+        f = F_LOCALITY;
+    else if (v.type == PL_MP_STR && place < 3 && d->e->spec == PL_KV_SPEC_UNSAID)
+        f = F_SPEC;
     /* what stands behind the group or the kind of a group is a window's size */
     *group_passed |= f == F_GROUP || f == F_SPEC;
     return take_field(d, f, c, 0);
@@ -428,7 +430,8 @@ static int take_array(draft *d, pl_mp *c, uint32_t n)
         return PL_ESYNTAX;
     if (d->has_type && d->e->kind == PL_KV_REMOVED) {
         for (uint32_t i = 1; i < n; i++)
-            if (i <= 2 ? take_field(d, removed[i - 1], c, 0) : take_tail(d, c, &group_passed))
+            if (i <= 2 ? take_field(d, removed[i - 1], c, 0)
+                       : take_tail(d, c, i - 3, &group_passed))
                 return PL_ESYNTAX;
         return 0;
     }
@@ -449,7 +452,7 @@ static int take_array(draft *d, pl_mp *c, uint32_t n)
                 rc = take_field(d, F_LORA_NAME, c, 0);
             }
         } else {
-            rc = i == 8 ? take_field(d, F_EXTRA, c, 0) : take_tail(d, c, &group_passed);
+            rc = i == 8 ? take_field(d, F_EXTRA, c, 0) : take_tail(d, c, i - 9, &group_passed);
         }
         if (rc)
             return PL_ESYNTAX;

@@ -62,7 +62,7 @@ typedef struct pl_kv_event {
     bool bigram;           /* tokens are pairs: each one with the token after it */
     pl_kv_list tokens;     /* pl_kv_tokens; empty for a tier whose events carry none */
     uint64_t block_tokens; /* as announced: 0 when it is no number, any other number */
-    bool unnamed_lora;     /* a numbered adapter without its name */
+    bool unnamed_lora;     /* an adapter by its id, without its name */
     pl_str lora, salt;     /* empty: none */
     pl_kv_list extra;      /* pl_kv_extra_next; by block */
 } pl_kv_event;

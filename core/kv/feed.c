@@ -18,14 +18,14 @@
 #include "kv/event_json.h"
 #include "kv/feed_impl.h"
 
-typedef enum mail_kind { MAIL_ADD, MAIL_REMOVE, MAIL_INGEST } mail_kind;
+typedef enum mail_kind { MAIL_ADD, MAIL_REMOVE, MAIL_INGEST, MAIL_EMPTIED } mail_kind;
 
 struct pl_feed_mail {
     struct pl_feed_mail *next;
     mail_kind kind;
     pl_feed_origin *origin; /* add: owned */
-    uint64_t id;            /* remove, ingest: the source */
-    int slot;               /* ingest */
+    uint64_t id;            /* remove, ingest, emptied: the source */
+    int slot;               /* ingest, emptied */
     size_t n;
     char *bytes; /* ingest: owned */
 };
@@ -251,6 +251,10 @@ int pl_feed_ingest(pl_feed *f, int slot, pl_str bytes, bool json, pl_errbuf *eb)
     pthread_mutex_lock(&f->lock);
     if (!f->slots[slot] || !f->slots[slot]->owner)
         rc = pl_fail(eb, PL_ENOTFOUND, "no source of KV events for that worker");
+    else if (f->slots[slot]->stats.state == PL_TRUST_UNTRUSTED)
+        rc = pl_fail(eb, PL_EBUSY,
+                     "nothing is taken from that worker for a while: it sent garbage, too much, or "
+                     "numbers that begin anew each time");
     else if (f->mail_bytes + m->n > f->limits.ingest_bytes)
         rc = pl_fail(eb, PL_EBUSY, "too many events are waiting; try again");
     if (rc == 0) {
@@ -260,6 +264,24 @@ int pl_feed_ingest(pl_feed *f, int slot, pl_str bytes, bool json, pl_errbuf *eb)
     pthread_mutex_unlock(&f->lock);
     if (rc)
         free_mail(m);
+    return rc;
+}
+
+int pl_feed_emptied(pl_feed *f, int slot)
+{
+    pl_feed_mail *m = calloc(1, sizeof *m);
+    if (!m)
+        return PL_ENOMEM;
+    int rc = PL_ENOTFOUND;
+    pthread_mutex_lock(&f->lock);
+    if (slot >= 0 && slot < PL_MAX_WORKERS && f->slots[slot] && f->slots[slot]->owner) {
+        *m = (pl_feed_mail){.kind = MAIL_EMPTIED, .slot = slot, .id = f->slots[slot]->owner};
+        post_locked(f, m);
+        rc = 0;
+    }
+    pthread_mutex_unlock(&f->lock);
+    if (rc)
+        free(m);
     return rc;
 }
 
@@ -344,6 +366,11 @@ static void take_mail(pl_feed *f, pl_feed_mail *m)
     case MAIL_INGEST:
         if (*at)
             ingest(f, *at, m);
+        break;
+    case MAIL_EMPTIED:
+        for (int i = 0; *at && i < (*at)->target.ranks_n; i++)
+            if ((*at)->target.ranks[i].slot == m->slot)
+                pl_apply_clear(f->apply, &(*at)->target.ranks[i]);
     }
 }
 

@@ -116,9 +116,12 @@ int pl_feed_source_remove(pl_feed *f, int slot);
 
 /* Takes events for the slot's engine: a copy is handed to the thread. PL_ENOTFOUND; PL_ESYNTAX
  * with a message (JSON only: what is wrong inside a batch shows in the stats); PL_EBUSY: too much
- * is waiting, try again. */
+ * is waiting, or the worker is not trusted for now: try again. */
 int pl_feed_ingest(pl_feed *f, int slot, pl_str bytes, bool json, pl_errbuf *eb)
     __attribute__((warn_unused_result));
+
+/* The worker has lost all that it had, and may not be able to say so (it sleeps). PL_ENOTFOUND. */
+int pl_feed_emptied(pl_feed *f, int slot);
 
 /* The router sends the worker a request now. Cheap: an atomic load most of the time. */
 void pl_feed_touch(pl_feed *f, int slot);
@@ -131,10 +134,11 @@ typedef struct pl_feed_stats {
     double since_seconds;      /* in this state */
     bool connected;            /* to the publisher's socket, as far as ZeroMQ tells */
     bool complete;             /* the index knows all that the engine published */
-    bool nothing_indexed;      /* stores came, and not one block of them could be indexed */
+    bool nothing_indexed;      /* events came since it was empty, and not one block of them was */
     bool has_seq;              /* last_seq means something */
     uint64_t last_seq;         /* applied last */
     uint32_t block_tokens;     /* of its blocks; 0: not known yet */
+    bool plain, eagle;         /* their windows, as pl_apply_rank has it */
     double lag_seconds;        /* between the engine's clock and ours, last batch; -1: not known */
     double last_event_seconds; /* since the last batch; -1: none came */
     uint64_t held_batches, held_bytes, held_dropped; /* while a replay runs; for want of room */

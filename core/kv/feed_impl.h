@@ -51,8 +51,9 @@ struct pl_feed_link {
     pl_feed_stream *streams;
     pl_feed_link *next;
     bool connected;
-    uint64_t lost_at; /* the connection ended then; 0: it did not */
-    bool retrying;    /* ZeroMQ says that it connects again */
+    int peers, failing; /* bind: publishers that are connected; others that came no further */
+    uint64_t lost_at;   /* the connection ended then; 0: it did not */
+    bool retrying;      /* ZeroMQ says that it connects again */
 };
 
 /* A message's frames. */

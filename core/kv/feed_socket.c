@@ -304,6 +304,31 @@ static void close_frames(pl_feed_frames *fr)
         zmq_msg_close(&fr->part[i]);
 }
 
+/* Who comes to an address that we have bound. A handshake that failed is told of, and then that its
+ * connection has ended: none that was one. */
+static void on_peer(pl_feed *f, pl_feed_link *l, uint16_t event)
+{
+    bool up = event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
+    if (!up && event != ZMQ_EVENT_DISCONNECTED) {
+        l->failing++;
+        return;
+    }
+    if (!up && l->failing) {
+        l->failing--;
+        return;
+    }
+    l->peers += up ? 1 : l->peers ? -1 : 0;
+    l->connected = l->peers > 0;
+    /* of several engines on one address it cannot be told which one it was */
+    pl_feed_stream *s = l->streams;
+    if (!s || s->next_in_link)
+        return;
+    bool another = !up && l->connected;
+    pl_feed_stream_connected(f, s, up);
+    if (another)
+        pl_feed_stream_connected(f, s, true);
+}
+
 static void on_monitor(pl_feed *f, pl_feed_link *l, pl_feed_frames *fr)
 {
     uint16_t event = 0;
@@ -313,15 +338,16 @@ static void on_monitor(pl_feed *f, pl_feed_link *l, pl_feed_frames *fr)
         l->retrying = true;
         return;
     }
+    if (l->bind) {
+        on_peer(f, l, event);
+        return;
+    }
     bool was = l->connected;
     l->connected = event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED;
     l->lost_at = l->connected ? 0 : pl_feed_now(f);
     l->retrying = false;
-    /* of several engines on one address it cannot be told which one it was */
-    if ((l->bind && l->streams && l->streams->next_in_link) || (!was && !l->connected))
-        return;
-    for (pl_feed_stream *s = l->streams; s; s = s->next_in_link)
-        pl_feed_stream_connected(f, s, l->connected);
+    if (was || l->connected)
+        pl_feed_stream_connected(f, l->streams, l->connected);
 }
 
 static void on_message(pl_feed *f, pl_feed_socket *k, pl_feed_frames *fr)
@@ -354,6 +380,9 @@ static void slice(pl_feed *f, pl_feed_socket *k)
 {
     pl_feed_frames fr;
     bool any = false;
+    /* that a connection was lost must be known before what came over the next one is believed */
+    if (k->kind == PL_FEED_SUB)
+        slice(f, k->link->monitor);
     /* what a message leads to may close the socket */
     for (int i = 0; i < PL_FEED_SLICE_MESSAGES && k->z; i++) {
         if (!receive(k->z, &fr)) {

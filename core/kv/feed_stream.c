@@ -47,17 +47,22 @@ static void tell(pl_feed_stream *s)
         s->told = now;
         s->told_events = events;
     }
-    const pl_apply_counts *c = &o->target.ranks[s->rank].counts;
-    if (!s->told_nothing_indexed && c->stored == 0 && c->stores >= 8) {
+    const pl_apply_rank *r = &o->target.ranks[s->rank];
+    const pl_apply_counts *c = &r->counts;
+    if (r->landed)
+        s->told_nothing_indexed = false;
+    if (!s->told_nothing_indexed && !r->landed && r->tried >= 8 && pl_log_allow(s->log_state, 2)) {
         s->told_nothing_indexed = true;
         pl_log(PL_LOG_WARN, "kv_nothing_indexed",
-               "KV events of %s/%d: %llu stores came and not one block was indexed (block size "
-               "%llu, counts %llu, sparse groups %llu, unknown parents %llu, without tokens %llu, "
-               "malformed %llu, other reasons %llu)",
-               o->engine, s->rank, (unsigned long long)c->stores,
+               "KV events of %s/%d: %llu came and not one block was indexed (so far by reason: "
+               "block size %llu, counts %llu, sparse groups %llu, unknown parents %llu, without "
+               "tokens %llu, malformed %llu, unknown types %llu, unknown ranks %llu, other reasons "
+               "%llu)",
+               o->engine, s->rank, (unsigned long long)r->tried,
                (unsigned long long)c->bad_block_size, (unsigned long long)c->bad_counts,
                (unsigned long long)c->sparse, (unsigned long long)c->unknown_parents,
                (unsigned long long)c->unresolved, (unsigned long long)c->bad_events,
+               (unsigned long long)c->unknown_types, (unsigned long long)c->unknown_ranks,
                (unsigned long long)(c->unknown_media + c->unnamed_lora + c->refused + c->bad_names +
                                     c->partial));
     }
@@ -78,18 +83,37 @@ static void forget_one(pl_feed *f, pl_feed_stream *s)
     free(h);
 }
 
+/* ZeroMQ reads into pieces of so many bytes; a message in one of them keeps all of it. */
+#define SHARED_BYTES 8192
+
+static bool keep(zmq_msg_t *to, zmq_msg_t *payload)
+{
+    size_t n = zmq_msg_size(payload);
+    if (n >= SHARED_BYTES) {
+        zmq_msg_init(to);
+        return zmq_msg_move(to, payload) == 0;
+    }
+    if (zmq_msg_init_size(to, n))
+        return false;
+    if (n)
+        memcpy(zmq_msg_data(to), zmq_msg_data(payload), n);
+    return true;
+}
+
 /* What finds no room is a gap later, and replayed then. */
 static void hold(pl_feed *f, pl_feed_stream *s, zmq_msg_t *payload, uint64_t seq, uint64_t print)
 {
     size_t n = zmq_msg_size(payload) + sizeof(pl_feed_held);
     pl_feed_held *h = f->held_bytes + n > f->limits.held_bytes ? NULL : malloc(sizeof *h);
-    if (!h) {
+    if (!h || !keep(&h->payload, payload)) {
+        free(h);
         s->held_dropped++;
         return;
     }
-    *h = (pl_feed_held){.seq = seq, .print = print, .bytes = n};
-    zmq_msg_init(&h->payload);
-    zmq_msg_move(&h->payload, payload);
+    h->next = NULL;
+    h->seq = seq;
+    h->print = print;
+    h->bytes = n;
     *s->held_tail = h;
     s->held_tail = &h->next;
     s->held_n++;
@@ -174,7 +198,7 @@ static void apply(pl_feed *f, pl_feed_stream *s, const void *p, size_t n, uint64
     }
     if (done.emptied)
         pl_trust_emptied(&s->trust);
-    if (done.ts > 0) {
+    if (done.ts > 0 && s->trust.ask == PL_ASK_NOTHING) { /* what is replayed is as old as it is */
         double lag = pl_wall_seconds() - done.ts;
         s->lag = lag > 0 ? lag : 0;
     }
@@ -314,9 +338,11 @@ void pl_feed_stream_live(pl_feed *f, pl_feed_stream *s, pl_feed_frames *fr)
     uint64_t seq;
     if (s->shut)
         return;
+    uint64_t bytes = 0;
     s->messages++;
     for (int i = 0; i < fr->n; i++)
-        s->bytes += zmq_msg_size(&fr->part[i]);
+        bytes += zmq_msg_size(&fr->part[i]);
+    s->bytes += bytes;
     if (fr->n != 3 || fr->too_many || !read_seq(frame(fr, 1), &seq) || seq == NO_SEQ) {
         malformed(f, s);
         return;
@@ -325,8 +351,8 @@ void pl_feed_stream_live(pl_feed *f, pl_feed_stream *s, pl_feed_frames *fr)
     uint64_t epoch = epoch_of(frame(fr, 0), &bare);
     uint64_t print = XXH3_64bits(payload.p, payload.n);
     heard(f, s);
-    act(f, s, pl_trust_live(&s->trust, pl_feed_now(f), seq, print, epoch, payload.n), &fr->part[2],
-        seq, print);
+    act(f, s, pl_trust_live(&s->trust, pl_feed_now(f), seq, print, epoch, bytes), &fr->part[2], seq,
+        print);
     tell(s);
 }
 
@@ -538,17 +564,19 @@ static void fill(const pl_feed_stream *s, int rank, pl_feed_stats *st)
 {
     const pl_feed_origin *o = s->origin;
     const pl_trust *t = &s->trust;
-    const pl_apply_counts *c = &o->target.ranks[rank].counts;
+    const pl_apply_rank *r = &o->target.ranks[rank];
     *st = (pl_feed_stats){
         .rank = rank,
         .generation = o->generation,
         .state = t->state,
         .connected = s->link && s->link->connected,
         .complete = t->complete,
-        .nothing_indexed = c->stores > 0 && c->stored == 0,
+        .nothing_indexed = r->tried > 0 && r->landed == 0,
         .has_seq = t->known && t->next > 0,
         .last_seq = t->known && t->next > 0 ? t->next - 1 : 0,
-        .block_tokens = o->target.block_tokens,
+        .block_tokens = pl_apply_block_tokens(&o->target),
+        .plain = r->plain,
+        .eagle = r->eagle,
         .lag_seconds = s->lag,
         .held_batches = s->held_n,
         .held_bytes = s->held_bytes,
@@ -566,7 +594,7 @@ static void fill(const pl_feed_stream *s, int rank, pl_feed_stats *st)
         .bad = t->bad,
         .floods = t->floods,
         .disconnects = s->disconnects,
-        .counts = *c,
+        .counts = r->counts,
     };
     memcpy(st->engine, o->engine, sizeof st->engine);
     memcpy(st->error, s->error, sizeof st->error);

@@ -11,12 +11,18 @@
 
 #define MIB ((uint64_t)1 << 20)
 
+/* What engines said of their cached tokens. */
+typedef struct told {
+    _Atomic uint64_t requests, predicted, actual, error; /* as in pl_accuracy */
+    _Atomic uint32_t shapes; /* bits of the shapes in which this worker told them */
+} told;
+
 struct pl_holdings {
     pl_holdings_options o;
     pl_index *index;
     pl_approx *routed;
     pl_approx *predicted; /* NULL: off */
-    pl_holdings_stats stats;
+    told by_slot[PL_MAX_WORKERS];
 };
 
 /* A model's namespace and keys for one block size: names are hashed once, and again only when the
@@ -102,6 +108,7 @@ void pl_holdings_advance(pl_holdings *h)
 
 void pl_holdings_worker_gone(pl_holdings *h, int slot)
 {
+    atomic_store_explicit(&h->by_slot[slot].shapes, 0, memory_order_relaxed);
     pl_approx_worker_gone(h->routed, slot);
     if (h->predicted)
         pl_approx_worker_gone(h->predicted, slot);
@@ -113,16 +120,30 @@ void pl_holdings_published(pl_holdings *h, int slot, uint64_t until_ns)
         pl_approx_reconcile(h->predicted, slot, until_ns);
 }
 
+void pl_holdings_accuracy(pl_holdings *h, int slot, pl_accuracy *out)
+{
+    const told *t = &h->by_slot[slot];
+    *out = (pl_accuracy){atomic_load_explicit(&t->requests, memory_order_relaxed),
+                         atomic_load_explicit(&t->predicted, memory_order_relaxed),
+                         atomic_load_explicit(&t->actual, memory_order_relaxed),
+                         atomic_load_explicit(&t->error, memory_order_relaxed)};
+}
+
 void pl_holdings_stats_of(pl_holdings *h, pl_holdings_stats *out)
 {
     pl_approx_stats_of(h->routed, &out->routed);
     memset(&out->predicted, 0, sizeof out->predicted);
     if (h->predicted)
         pl_approx_stats_of(h->predicted, &out->predicted);
-    out->requests = atomic_load(&h->stats.requests);
-    out->predicted_tokens = atomic_load(&h->stats.predicted_tokens);
-    out->actual_tokens = atomic_load(&h->stats.actual_tokens);
-    out->error_tokens = atomic_load(&h->stats.error_tokens);
+    out->accuracy = (pl_accuracy){0, 0, 0, 0};
+    for (int i = 0; i < PL_MAX_WORKERS; i++) {
+        pl_accuracy a;
+        pl_holdings_accuracy(h, i, &a);
+        out->accuracy.requests += a.requests;
+        out->accuracy.predicted_tokens += a.predicted_tokens;
+        out->accuracy.actual_tokens += a.actual_tokens;
+        out->accuracy.error_tokens += a.error_tokens;
+    }
 }
 
 pl_holdings_loop *pl_holdings_loop_new(pl_holdings *h)
@@ -149,7 +170,9 @@ void pl_holdings_loop_free(pl_holdings_loop *l)
 /* --- keys --- */
 
 /* Which namespace of blocks a prompt is in: adapters are models of their own to a client, but named
- * by events, so a space of that name says that the model is one; and so with Eagle's windows. */
+ * by events, so a space of that name says that the model is one, if its engine does not; and so
+ * with Eagle's windows. An adapter that no event has named (SGLang's never do) is not looked for
+ * among the base model's blocks. */
 typedef struct namespace
 {
     pl_index_space index;
@@ -158,34 +181,38 @@ typedef struct namespace
 }
 namespace;
 
-static namespace namespace_of(const pl_index *ix, pl_str model, uint32_t block_tokens, pl_str salt)
+static namespace namespace_of(const pl_index *ix, const pl_model *m, uint32_t block_tokens,
+                              int windows, pl_str salt)
 {
     const pl_str any = PL_STR("*"), none = {NULL, 0};
-    for (int way = 0; way < 4; way++) {
-        namespace n = {.lora = way < 2 ? model : none, .eagle = way & 1};
+    for (int way = 0; way < (m->adapter ? 2 : 4); way++) {
+        namespace n = {.lora = way < 2 ? m->id : none, .eagle = way & 1};
+        if (windows && n.eagle != (windows == 2))
+            continue;
         n.index = pl_index_space_find(ix, any, block_tokens, n.eagle, n.lora, salt);
         if (n.index)
             return n;
     }
-    return (namespace){0, none, false};
+    return (namespace){0, m->adapter ? m->id : none, windows == 2};
 }
 
 /* NULL: there can be no keys. */
-static const space_entry *space_of(pl_holdings_loop *l, pl_str model, uint32_t block_tokens,
-                                   pl_str salt)
+static const space_entry *space_of(pl_holdings_loop *l, const pl_model *m, uint32_t block_tokens,
+                                   int windows, pl_str salt)
 {
     uint64_t spaces = pl_index_spaces(l->h->index);
-    uint64_t name = XXH3_64bits_withSeed(model.p, model.n, block_tokens);
+    uint64_t how = (uint64_t)block_tokens << 3 | (unsigned)windows << 1 | m->adapter;
+    uint64_t name = XXH3_64bits_withSeed(m->id.p, m->id.n, how);
     if (salt.n)
         name = XXH3_64bits_withSeed(salt.p, salt.n, name + 1);
     space_entry *e = &l->spaces[name % SPACES_KEPT];
     if (e->space.block.block_tokens == block_tokens && e->name == name && e->spaces == spaces)
         return e;
-    const namespace n = namespace_of(l->h->index, model, block_tokens, salt);
+    const namespace n = namespace_of(l->h->index, m, block_tokens, windows, salt);
     e->name = name;
     e->spaces = spaces;
     e->index = n.index;
-    if (pl_keys_space_init(&e->space, model, block_tokens, n.eagle, n.lora, salt,
+    if (pl_keys_space_init(&e->space, m->id, block_tokens, n.eagle, n.lora, salt,
                            l->h->o.chunk_bytes) == 0)
         return e;
     memset(e, 0, sizeof *e);
@@ -198,18 +225,35 @@ static uint32_t block_tokens_of(const pl_worker_state *w)
     return n > 0 ? (uint32_t)n : PL_LEDGER_BLOCK_TOKENS;
 }
 
+static int windows_of(const pl_worker_state *w)
+{
+    return atomic_load_explicit(&w->kv_windows, memory_order_relaxed);
+}
+
+/* Which of size[] is the worker's; sizes_n: none. What is not known is what the others have. */
+static int find_size(const pl_prompt *p, const pl_worker_state *w)
+{
+    uint32_t n = block_tokens_of(w);
+    int windows = windows_of(w), k = 0;
+    while (k < p->sizes_n && (p->size[k].block_tokens != n ||
+                              (windows && p->size[k].windows && p->size[k].windows != windows)))
+        k++;
+    return k;
+}
+
 /* For the block sizes of the model's workers, the first few. */
 static void begin(const pl_model *m, pl_prompt *p)
 {
     memset(p, 0, sizeof *p);
     p->slot = -1;
     for (int i = 0; i < m->workers_n; i++) {
-        uint32_t n = block_tokens_of(m->workers[i]);
-        int k = 0;
-        while (k < p->sizes_n && p->size[k].block_tokens != n)
-            k++;
-        if (k == p->sizes_n && k < PL_PROMPT_SIZES)
-            p->size[p->sizes_n++].block_tokens = n;
+        int k = find_size(p, m->workers[i]);
+        if (k == PL_PROMPT_SIZES)
+            continue;
+        if (k == p->sizes_n)
+            p->size[p->sizes_n++].block_tokens = block_tokens_of(m->workers[i]);
+        if (!p->size[k].windows)
+            p->size[k].windows = windows_of(m->workers[i]);
     }
 }
 
@@ -226,15 +270,19 @@ bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl
             *k = p->size[0].keys;
             continue;
         }
-        const space_entry *e = space_of(l, m->id, p->size[i].block_tokens, cache_salt);
+        const space_entry *e =
+            space_of(l, m, p->size[i].block_tokens, p->size[i].windows, cache_salt);
         p->size[i].space = e ? e->index : 0;
+        p->size[i].unnamed = !p->size[i].space;
         if (!e || pl_keys_of_request(&e->space, s, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
         if (k->kind == PL_KEYS_TOKENS && k->batch <= 1) {
             *exact = true;
             p->tokens = (double)k->tokens_n;
         }
-        any = any || k->n > 0 || k->local_n > 0;
+        /* text of less than one chunk, where chunks are long, may have token ids */
+        any = any || k->n > 0 || k->local_n > 0 ||
+              (k->kind == PL_KEYS_TEXT && k->bytes >= PL_KV_CANON_CHUNK);
     }
     return any;
 }
@@ -246,9 +294,11 @@ bool pl_prompt_tokens(pl_holdings_loop *l, const pl_model *m, const uint32_t *id
     begin(m, p);
     p->tokens = (double)n;
     for (int i = 0; i < p->sizes_n; i++) {
-        const space_entry *e = space_of(l, m->id, p->size[i].block_tokens, cache_salt);
+        const space_entry *e =
+            space_of(l, m, p->size[i].block_tokens, p->size[i].windows, cache_salt);
         pl_keys *k = &p->size[i].keys;
         p->size[i].space = e ? e->index : 0;
+        p->size[i].unnamed = !p->size[i].space;
         if (!e || pl_keys_of_tokens(&e->space, ids, n, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
         any = any || k->n > 0 || k->local_n > 0;
@@ -260,11 +310,8 @@ bool pl_prompt_tokens(pl_holdings_loop *l, const pl_model *m, const uint32_t *id
 
 static int size_of(const pl_prompt *p, const pl_worker_state *w)
 {
-    uint32_t n = block_tokens_of(w);
-    for (int i = 0; i < p->sizes_n; i++)
-        if (p->size[i].block_tokens == n)
-            return i;
-    return -1;
+    int k = find_size(p, w);
+    return k < p->sizes_n ? k : -1;
 }
 
 static bool believed(const pl_worker_state *w)
@@ -307,7 +354,7 @@ static void match_index(pl_holdings_loop *l, const pl_prompt *p, int at)
 }
 
 /* What was routed or predicted, for the workers whose events are trusted or for the others; of
- * text, of which events say nothing, for all. */
+ * what events do not tell (text, a namespace without a name), for all. */
 static void match_routed(pl_holdings_loop *l, const pl_prompt *p, int at, pl_approx *from,
                          bool trusted)
 {
@@ -317,7 +364,8 @@ static void match_routed(pl_holdings_loop *l, const pl_prompt *p, int at, pl_app
     int n = pl_approx_match(from, k->key, k->n, l->approx, PL_MAX_WORKERS);
     for (int i = 0; i < n; i++) {
         int slot = l->approx[i].slot;
-        if (k->kind == PL_KEYS_TOKENS && (l->trusted[slot] == l->stamp) != trusted)
+        if (k->kind == PL_KEYS_TOKENS && !p->size[at].unnamed &&
+            (l->trusted[slot] == l->stamp) != trusted)
             continue;
         pl_kv_hit *h = hit_of(l, slot);
         uint32_t tokens = tokens_of(p, pl_keys_tokens(k, l->approx[i].chunks, p->tokens));
@@ -345,15 +393,15 @@ const pl_kv_hit *pl_prompt_match(pl_holdings_loop *l, const pl_prompt *p, const 
         silent = silent || !yes;
     }
     for (int i = 0; i < p->sizes_n; i++) {
-        bool text = p->size[i].keys.kind == PL_KEYS_TEXT;
+        bool text = p->size[i].keys.kind == PL_KEYS_TEXT, untold = text || p->size[i].unnamed;
         if (text && i > 0)
             break; /* the same keys once more */
         if (published)
             match_index(l, p, i);
         /* text says nothing to the index: what was routed is all there is */
-        if (silent || text)
+        if (silent || untold)
             match_routed(l, p, i, l->h->routed, false);
-        if (published && !text && l->h->predicted)
+        if (published && !untold && l->h->predicted)
             match_routed(l, p, i, l->h->predicted, true);
     }
     return l->hits;
@@ -378,7 +426,7 @@ void pl_prompt_routed(pl_holdings_loop *l, pl_prompt *p, const pl_worker_state *
     if (p->at < 0 || !p->size[p->at].keys.n)
         return;
     const pl_keys *k = &p->size[p->at].keys;
-    p->live = believed(w) && k->kind == PL_KEYS_TOKENS;
+    p->live = believed(w) && k->kind == PL_KEYS_TOKENS && !p->size[p->at].unnamed;
     p->slot = w->slot;
     p->routed_ns = pl_clock_now_ns(l->h->o.clock);
     p->expected_tokens = expected_tokens;
@@ -396,15 +444,24 @@ static void add(_Atomic uint64_t *to, double n)
     atomic_fetch_add_explicit(to, (uint64_t)n, memory_order_relaxed);
 }
 
-void pl_prompt_usage(pl_holdings_loop *l, pl_prompt *p, double cached_tokens, double prompt_tokens)
+void pl_prompt_usage(pl_holdings_loop *l, pl_prompt *p, double cached_tokens, double prompt_tokens,
+                     unsigned shape)
 {
-    if (p->slot < 0 || cached_tokens < 0 || prompt_tokens <= 0)
+    if (p->slot < 0 || prompt_tokens <= 0)
         return;
     const pl_keys *k = &p->size[p->at].keys;
-    add(&l->h->stats.requests, 1);
-    add(&l->h->stats.predicted_tokens, p->expected_tokens);
-    add(&l->h->stats.actual_tokens, cached_tokens);
-    add(&l->h->stats.error_tokens, fabs(p->expected_tokens - cached_tokens));
+    told *t = &l->h->by_slot[p->slot];
+    const uint32_t bit = 1u << (shape & 31);
+    bool tells = atomic_load_explicit(&t->shapes, memory_order_relaxed) & bit;
+    if (cached_tokens < 0 && !tells)
+        return;
+    if (!tells)
+        atomic_fetch_or_explicit(&t->shapes, bit, memory_order_relaxed);
+    cached_tokens = fmax(cached_tokens, 0);
+    add(&t->requests, 1);
+    add(&t->predicted, p->expected_tokens);
+    add(&t->actual, cached_tokens);
+    add(&t->error, fabs(p->expected_tokens - cached_tokens));
     if (!p->live && p->expected_units)
         pl_approx_correct(l->h->routed, k->key, k->n, p->slot,
                           pl_keys_held(k, p->expected_units, cached_tokens, prompt_tokens),

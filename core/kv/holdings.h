@@ -43,25 +43,33 @@ void pl_holdings_worker_gone(pl_holdings *h, int slot);
 void pl_holdings_published(pl_holdings *h, int slot, uint64_t until_ns);
 
 /* How good the predictions are, summed up over requests whose engine has said its cached tokens. */
+typedef struct pl_accuracy {
+    uint64_t requests;         /* compared */
+    uint64_t predicted_tokens; /* cached, as matched for the worker that was chosen */
+    uint64_t actual_tokens;    /* cached, as the engine counted */
+    uint64_t error_tokens;     /* |predicted - actual| */
+} pl_accuracy;
+/* Of the worker that has the slot, and of those that had it. */
+void pl_holdings_accuracy(pl_holdings *h, int slot, pl_accuracy *out);
+
 typedef struct pl_holdings_stats {
     pl_approx_stats routed, predicted;
-    _Atomic uint64_t requests;         /* compared */
-    _Atomic uint64_t predicted_tokens; /* cached, as matched for the worker that was chosen */
-    _Atomic uint64_t actual_tokens;    /* cached, as the engine counted */
-    _Atomic uint64_t error_tokens;     /* |predicted - actual| */
+    pl_accuracy accuracy; /* of all workers */
 } pl_holdings_stats;
 void pl_holdings_stats_of(pl_holdings *h, pl_holdings_stats *out);
 
 pl_holdings_loop *pl_holdings_loop_new(pl_holdings *h); /* NULL: out of memory */
 void pl_holdings_loop_free(pl_holdings_loop *l);
 
-#define PL_PROMPT_SIZES 3 /* different block sizes among the workers of one model */
+#define PL_PROMPT_SIZES 8 /* different block sizes among the workers of one model */
 
 typedef struct pl_prompt {
     struct {
         uint32_t block_tokens;
+        int windows; /* pl_worker_state.kv_windows */
         pl_keys keys;
         pl_index_space space; /* of the index; 0: nobody publishes there */
+        bool unnamed;         /* no event has named its adapter or salt: as if nobody published */
     } size[PL_PROMPT_SIZES];
     int sizes_n;
     double tokens; /* of the prompt, as far as it is known */
@@ -75,7 +83,8 @@ typedef struct pl_prompt {
 } pl_prompt;
 
 /* Reads the keys for the block sizes of the model's workers; they live in the arena. True when
- * there are any. *exact: the tokens are ids, prompt->tokens counts them. */
+ * there are any, or token ids could give some. *exact: the tokens are ids, prompt->tokens counts
+ * them. */
 bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl_arena *a,
                     pl_str cache_salt, double estimated_tokens, pl_prompt *out, bool *exact);
 /* The ids that the engine's tokenizer gave; they must live as long as the prompt. */
@@ -91,7 +100,10 @@ pl_active_keys pl_prompt_blocks(const pl_prompt *p, const pl_worker_state *w);
 
 void pl_prompt_routed(pl_holdings_loop *l, pl_prompt *p, const pl_worker_state *w,
                       double expected_tokens);
-void pl_prompt_usage(pl_holdings_loop *l, pl_prompt *p, double cached_tokens, double prompt_tokens);
+/* cached_tokens -1: it did not say. That means none where it has said some before in an answer of
+ * the same shape (enum pl_api_kind): engines leave a 0 out. */
+void pl_prompt_usage(pl_holdings_loop *l, pl_prompt *p, double cached_tokens, double prompt_tokens,
+                     unsigned shape);
 void pl_prompt_failed(pl_holdings_loop *l, pl_prompt *p);
 
 #endif

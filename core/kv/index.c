@@ -139,6 +139,19 @@ uint64_t pl_index_spaces(const pl_index *ix)
     return atomic_load_explicit(&ix->spaces, memory_order_acquire);
 }
 
+void pl_index_each_space(const pl_index *ix,
+                         void (*each)(void *ctx, pl_index_space space, uint32_t block_tokens,
+                                      pl_str lora),
+                         void *ctx)
+{
+    for (uint32_t i = 0; i < PL_IX_SPACE_BUCKETS; i++) {
+        const pl_ix_space *s =
+            atomic_load_explicit((_Atomic(pl_ix_space *) *)&ix->space[i], memory_order_acquire);
+        for (; s; s = atomic_load_explicit(&s->next, memory_order_acquire))
+            each(ctx, s->id, s->block_tokens, (pl_str){s->text + s->model_n, s->lora_n});
+    }
+}
+
 pl_index_space pl_index_space_open(pl_index *ix, pl_str model, uint32_t block_tokens, bool eagle,
                                    pl_str lora, pl_str salt)
 {

@@ -42,6 +42,11 @@ pl_index_space pl_index_space_find(const pl_index *ix, pl_str model, uint32_t bl
 
 /* How many there are; they are never forgotten. Who has read a number finds as many. Any thread. */
 uint64_t pl_index_spaces(const pl_index *ix);
+/* Each of them, in no order. Any thread. */
+void pl_index_each_space(const pl_index *ix,
+                         void (*each)(void *ctx, pl_index_space space, uint32_t block_tokens,
+                                      pl_str lora),
+                         void *ctx);
 
 /* --- the writer's thread --- */
 

@@ -40,6 +40,55 @@ static void put_member(pl_kv_canon *c, char name, const pl_member *m)
     pl_kv_canon_value(c, m->raw);
 }
 
+static bool is_string_of(const pl_member *m, pl_str a, pl_str b, pl_str c)
+{
+    pl_str s = m->type == PL_JSON_STRING ? (pl_str){m->raw.p + 1, m->raw.n - 2} : PL_STR("");
+    return pl_str_eq(s, a) || pl_str_eq(s, b) || pl_str_eq(s, c);
+}
+
+/* A content's part that the endpoint takes for text: an image by its URL, say, would be fetched
+ * there, and stand as one placeholder for any image. */
+static bool is_text_part(const pl_ask *q, const pl_member *part)
+{
+    pl_json j;
+    pl_json_name name;
+    pl_member m, type = {.type = PL_JSON_ABSENT}, text = type;
+    pl_json_init(&j, part->raw, PL_JSON_DEPTH_MAX, false);
+    pl_json_know(&j, q->scan);
+    if (part->type != PL_JSON_OBJECT || pl_json_enter(&j, '{') != 0)
+        return part->type == PL_JSON_STRING;
+    while (pl_json_key(&j, &name) > 0 && pl_json_value(&j, &m) == 0)
+        if (pl_json_name_is(&name, PL_STR("type")))
+            type = m;
+        else if (pl_json_name_is(&name, PL_STR("text")))
+            text = m;
+    return text.type == PL_JSON_STRING &&
+           is_string_of(&type, PL_STR("text"), PL_STR("input_text"), PL_STR("output_text"));
+}
+
+static bool is_text_only(const pl_ask *q, pl_str message)
+{
+    pl_json j;
+    pl_json_name name;
+    pl_member content, part;
+    pl_json_init(&j, message, PL_JSON_DEPTH_MAX, false);
+    pl_json_know(&j, q->scan);
+    if (pl_json_enter(&j, '{') != 0)
+        return false;
+    while (pl_json_key(&j, &name) > 0 && pl_json_value(&j, &content) == 0) {
+        if (content.type != PL_JSON_ARRAY || !pl_json_name_is(&name, PL_STR("content")))
+            continue;
+        pl_json parts;
+        pl_json_init(&parts, content.raw, PL_JSON_DEPTH_MAX, false);
+        pl_json_know(&parts, q->scan);
+        if (pl_json_enter(&parts, '[') == 0)
+            while (pl_json_item(&parts) > 0 && pl_json_value(&parts, &part) == 0)
+                if (!is_text_part(q, &part))
+                    return false;
+    }
+    return true;
+}
+
 static int read_messages(pl_ask *q, pl_kv_canon *c)
 {
     const pl_member *m = &q->scan->members[PL_MEMBER_MESSAGES];
@@ -62,6 +111,8 @@ static int read_messages(pl_ask *q, pl_kv_canon *c)
         if (j.rc)
             return PL_EINVALID;
         q->raw[q->n] = (pl_str){from, (size_t)(j.p - from)};
+        if (!is_text_only(q, q->raw[q->n]))
+            return PL_EINVALID;
         q->keys[q->n++] = pl_kv_canon_digest(c);
     }
     return 0;

@@ -510,7 +510,7 @@ static void anchor_result(pl_tokcache *c, model *m, pl_tokens *ids)
     pthread_mutex_unlock(&c->lock);
 }
 
-void pl_tokcache_fill(pl_tokcache *c, pl_tokcache_call *call, pl_str response)
+bool pl_tokcache_fill(pl_tokcache *c, pl_tokcache_call *call, pl_str response)
 {
     uint32_t *ids;
     int64_t n = pl_ask_answer(response, &ids);
@@ -532,6 +532,7 @@ void pl_tokcache_fill(pl_tokcache *c, pl_tokcache_call *call, pl_str response)
     else
         job_result(c, call, t, odd);
     call_free(call);
+    return n >= 0;
 }
 
 void pl_tokcache_fail(pl_tokcache *c, pl_tokcache_call *call)

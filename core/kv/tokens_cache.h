@@ -3,7 +3,7 @@
  *
  * What engines offer: vLLM tokenizes prompts and chat messages with tools; SGLang's endpoint knows
  * prompts only, so chat requests to it stay with text chunks (PL_TOKCACHE_OFF). So do requests with
- * attachments: /tokenize gives placeholders for them that no event names.
+ * attachments, by URL or in the request: /tokenize gives placeholders for them that no event names.
  *
  * A conversation's next turn has its last one as its beginning, but templates do not add up in
  * general: some drop earlier reasoning, or move the tools. So additivity is tried, per model: the
@@ -104,8 +104,8 @@ pl_tokcache_result pl_tokcache_get(pl_tokcache *c, const pl_tokcache_request *r,
                                    pl_tokcache_answer *out);
 
 /* The end of a call, each exactly once: the response's body, or that there is none. Any thread,
- * with or without its request still there. */
-void pl_tokcache_fill(pl_tokcache *c, pl_tokcache_call *call, pl_str response);
+ * with or without its request still there. False: the body was no use, as if there were none. */
+bool pl_tokcache_fill(pl_tokcache *c, pl_tokcache_call *call, pl_str response);
 void pl_tokcache_fail(pl_tokcache *c, pl_tokcache_call *call);
 
 /* Nobody waits for it any more. On the loop of its mailbox, before ready() has run. */

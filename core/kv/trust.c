@@ -79,7 +79,7 @@ static bool may_replay(const pl_trust *t, uint64_t now_ns)
 static unsigned want_replay(pl_trust *t, uint64_t now_ns, bool check)
 {
     t->ask = PL_ASK_REPLAY;
-    t->asked = false;
+    t->asked = t->unsure = false;
     t->check = check;
     t->verify = t->known && t->next > 0;
     t->ask_from = t->verify ? t->next - 1 : 0;
@@ -132,12 +132,40 @@ static unsigned gap(pl_trust *t, uint64_t now_ns, uint64_t seq, uint64_t print)
     return what & PL_DO_SNAPSHOT ? what | PL_DO_HOLD : what | begin_at(t, now_ns, seq, print);
 }
 
+static unsigned cut_off(pl_trust *t, uint64_t now_ns)
+{
+    if (now_ns - t->trusted_at > t->o.quiet_max_ns)
+        t->quiet_for_ns = t->o.quiet_ns;
+    t->quiet_until = now_ns + t->quiet_for_ns;
+    t->quiet_for_ns =
+        t->quiet_for_ns * 2 < t->o.quiet_max_ns ? t->quiet_for_ns * 2 : t->o.quiet_max_ns;
+    t->bad_in_window = t->restarts_in_window = 0;
+    stop_asking(t);
+    forget(t);
+    enter(t, PL_TRUST_UNTRUSTED, now_ns);
+    return PL_DO_CLEAR | PL_DO_FORGET | PL_DO_STOP | PL_DO_SHUT;
+}
+
+/* Counts a restart; true when no engine restarts that often. */
+static bool restarts_too_often(pl_trust *t, uint64_t now_ns)
+{
+    if (now_ns - t->restart_window_at >= t->o.bad_window_ns) {
+        t->restart_window_at = now_ns;
+        t->restarts_in_window = 0;
+    }
+    t->restarts++;
+    return ++t->restarts_in_window > t->o.bad_max;
+}
+
 /* This batch is of a new lifetime of the engine. */
 static unsigned restart(pl_trust *t, uint64_t now_ns, uint64_t seq, uint64_t print)
 {
-    t->restarts++;
+    if (restarts_too_often(t, now_ns))
+        return cut_off(t, now_ns);
     stop_asking(t);
     forget(t);
+    t->ask_not_before = 0; /* that the one before did not answer says nothing of this one */
+    t->attempts = 0;
     remember(t, seq, print);
     t->heard = true;
     t->last_live = seq;
@@ -157,20 +185,6 @@ unsigned pl_trust_start(pl_trust *t, uint64_t now_ns)
 }
 
 /* --- abuse --- */
-
-static unsigned cut_off(pl_trust *t, uint64_t now_ns)
-{
-    if (now_ns - t->trusted_at > t->o.quiet_max_ns)
-        t->quiet_for_ns = t->o.quiet_ns;
-    t->quiet_until = now_ns + t->quiet_for_ns;
-    t->quiet_for_ns =
-        t->quiet_for_ns * 2 < t->o.quiet_max_ns ? t->quiet_for_ns * 2 : t->o.quiet_max_ns;
-    t->bad_in_window = 0;
-    stop_asking(t);
-    forget(t);
-    enter(t, PL_TRUST_UNTRUSTED, now_ns);
-    return PL_DO_CLEAR | PL_DO_FORGET | PL_DO_STOP | PL_DO_SHUT;
-}
 
 /* Counts a message; true when there are too many or too much of them. */
 static bool floods(pl_trust *t, uint64_t now_ns, uint64_t bytes)
@@ -268,6 +282,8 @@ unsigned pl_trust_held(pl_trust *t, uint64_t now_ns, uint64_t seq, uint64_t prin
             return want_replay(t, now_ns, false) | PL_DO_HOLD;
         return begin_at(t, now_ns, seq, print);
     }
+    if (t->unsure && may_replay(t, now_ns))
+        return want_replay(t, now_ns, true) | PL_DO_HOLD;
     if (seq < t->next)
         return 0;
     if (seq > t->next)
@@ -300,6 +316,7 @@ void pl_trust_asked(pl_trust *t, uint64_t now_ns)
     if (t->ask == PL_ASK_NOTHING)
         return;
     t->asked = true;
+    t->brought = false;
     t->ask_idle_at = now_ns + t->o.ask_idle_ns;
     t->ask_total_at = now_ns + t->o.ask_total_ns;
     enter(t, PL_TRUST_REPLAYING, now_ns);
@@ -308,7 +325,8 @@ void pl_trust_asked(pl_trust *t, uint64_t now_ns)
 /* The engine that answers is not the one that was heard. */
 static unsigned answered_by_another(pl_trust *t, uint64_t now_ns)
 {
-    t->restarts++;
+    if (restarts_too_often(t, now_ns))
+        return cut_off(t, now_ns);
     forget(t);
     return PL_DO_CLEAR | PL_DO_FORGET | PL_DO_STOP | want_replay(t, now_ns, false);
 }
@@ -328,7 +346,7 @@ unsigned pl_trust_replayed(pl_trust *t, uint64_t now_ns, uint64_t seq, uint64_t 
     if (!t->known) {
         if (seq > 0 || t->next > 0) {
             what = PL_DO_CLEAR;
-            t->resets++;
+            t->resets += t->next > 0;
         }
         t->known = true;
         t->complete = seq == 0;
@@ -349,6 +367,7 @@ unsigned pl_trust_replayed(pl_trust *t, uint64_t now_ns, uint64_t seq, uint64_t 
     } else {
         t->attempts = 0;
     }
+    t->brought = true;
     applied(t, seq, print);
     remember(t, seq, print);
     return what | PL_DO_APPLY;
@@ -360,15 +379,16 @@ unsigned pl_trust_replay_end(pl_trust *t, uint64_t now_ns)
         return 0;
     if (t->verify) /* it has published less than we know */
         return answered_by_another(t, now_ns);
-    if (!t->known) {
-        if (t->heard && ++t->attempts >= t->o.ask_attempts) {
-            /* it publishes but keeps nothing: what is held is the beginning */
-            t->ask_not_before = now_ns + t->o.ask_cooldown_ns;
-        } else if (!t->heard) {
-            t->known = t->complete = true; /* nothing was ever published */
-            t->next = 0;
-        }
+    if (!t->known && !t->heard) {
+        t->known = t->complete = true; /* nothing was ever published */
+        t->next = 0;
+    } else if (!t->brought && !(t->known && t->check) && ++t->attempts >= t->o.ask_attempts) {
+        /* it publishes but keeps nothing of what is missing: what is held is the beginning */
+        t->attempts = 0;
+        t->ask_not_before = now_ns + t->o.ask_cooldown_ns;
     }
+    if (t->brought || (t->known && t->check))
+        t->attempts = 0;
     t->replays++;
     stop_asking(t);
     enter(t, t->known ? PL_TRUST_LIVE : PL_TRUST_NEW, now_ns);
@@ -419,13 +439,15 @@ unsigned pl_trust_ask_failed(pl_trust *t, uint64_t now_ns)
 
 void pl_trust_lost(pl_trust *t, uint64_t now_ns)
 {
+    t->lost = t->unsure = true;
     if (!t->unreachable_at)
         t->unreachable_at = now_ns;
 }
 
 unsigned pl_trust_connected(pl_trust *t, uint64_t now_ns)
 {
-    bool again = t->unreachable_at != 0;
+    bool again = t->lost;
+    t->lost = false;
     t->unreachable_at = 0;
     if (!t->o.replay || t->state == PL_TRUST_UNTRUSTED || t->ask != PL_ASK_NOTHING ||
         (!again && t->known))
@@ -442,6 +464,7 @@ unsigned pl_trust_tick(pl_trust *t, uint64_t now_ns, uint64_t used_since_ns)
             return 0;
         t->trusted_at = now_ns;
         t->unreachable_at = 0;
+        t->lost = t->unsure = false;
         t->ask_not_before = 0;
         t->attempts = 0;
         enter(t, PL_TRUST_NEW, now_ns);
@@ -451,6 +474,8 @@ unsigned pl_trust_tick(pl_trust *t, uint64_t now_ns, uint64_t used_since_ns)
         return t->asked && (now_ns >= t->ask_idle_at || now_ns >= t->ask_total_at)
                    ? pl_trust_ask_failed(t, now_ns)
                    : 0;
+    if (t->unsure && !t->lost && t->known && may_replay(t, now_ns))
+        return want_replay(t, now_ns, true);
     if (!t->o.stale_ns || (t->state != PL_TRUST_LIVE && t->state != PL_TRUST_RESET))
         return 0;
     if (t->unreachable_at && now_ns - t->unreachable_at >= t->o.stale_ns) {

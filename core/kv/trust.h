@@ -3,14 +3,15 @@
  * and to cut the publisher off. Pure: time comes in, actions go out as PL_DO_ bits; the caller
  * (stream.c) does them, in the order of the bits.
  *
- *     new        nothing came yet
- *     live       every batch since the known beginning was applied
- *     gap        batches are missing, or the engine may have restarted; a replay is wanted
- *     replaying  it is asked for; what comes live is held
- *     reset      what was missing could not be had: the rank was cleared and is built up again;
- * live with the next batch in order stale      the engine is used but says nothing, or cannot be
- * reached: entries are kept untrusted  it sends garbage or floods: cleared and cut off for a quiet
- * time
+ * - new: nothing came yet
+ * - live: every batch since the known beginning was applied
+ * - gap: batches are missing, or the engine may have restarted; a replay is wanted
+ * - replaying: it is asked for; what comes live is held
+ * - reset: what was missing could not be had: the rank was cleared and is built up again; live with
+ *   the next batch in order
+ * - stale: the engine is used but says nothing, or cannot be reached: entries are kept
+ * - untrusted: it sends garbage, floods, or restarts without end: cleared and cut off for a quiet
+ *   time
  *
  * A number that goes back, or comes again with other contents, is an engine that restarted: so the
  * contents of the last PL_TRUST_PRINTS batches are remembered by a fingerprint. A replay begins at
@@ -61,7 +62,7 @@ typedef struct pl_trust_options {
     uint64_t ask_total_ns;    /* all of an answer within */
     unsigned ask_attempts;    /* in a row without a new batch */
     uint64_t ask_cooldown_ns; /* after that many */
-    unsigned bad_max;         /* malformed messages within bad_window_ns: untrusted above it */
+    unsigned bad_max; /* malformed messages, or restarts, in bad_window_ns; above it: untrusted */
     uint64_t bad_window_ns;
     uint64_t bytes_per_second_max; /* above it: a flood; 0: no limit */
     uint64_t batches_per_second_max;
@@ -97,15 +98,18 @@ typedef struct pl_trust {
     pl_trust_ask ask;
     bool asked;        /* sent, not only wanted */
     bool check;        /* nothing is known to be missing */
+    bool brought;      /* the answer had a batch that was not known */
     bool verify;       /* the first answer must be the batch ask_from, as it is known */
     uint64_t ask_from; /* a sequence number */
     uint64_t ask_idle_at, ask_total_at, ask_not_before;
     unsigned attempts; /* without a new batch */
     /* abuse */
-    uint64_t bad_window_at, rate_window_at, rate_bytes, rate_batches, quiet_for_ns, quiet_until,
-        trusted_at;
-    unsigned bad_in_window;
-    uint64_t unreachable_at; /* the connection is lost since then; 0: it is not */
+    uint64_t bad_window_at, restart_window_at, rate_window_at, rate_bytes, rate_batches,
+        quiet_for_ns, quiet_until, trusted_at;
+    unsigned bad_in_window, restarts_in_window;
+    uint64_t unreachable_at; /* the connection is lost and nothing came since then; 0: it is not */
+    bool lost;               /* the connection is; what still comes may have been on its way */
+    bool unsure;             /* it was, and nothing was asked since: it may be another engine */
     /* counters */
     uint64_t gaps, missed, duplicates, restarts, resets, replays, replays_failed, bad, floods,
         snapshots;

@@ -142,6 +142,9 @@ void pl_decide_done(pl_decider *d, pl_ask *ask, const struct pl_outcome *outcome
 bool pl_decider_wants_done(const pl_decider *d);
 /* Does the policy look at what workers hold of a prompt? Told by its text: a mention is enough. */
 bool pl_decider_wants_cache(const pl_decider *d);
+bool pl_decider_wants_degrade(const pl_decider *d);
+/* Its policy asks for blocks that running requests share to be counted once. */
+bool pl_decider_assumes_reuse(const pl_decider *d);
 void pl_decider_tick(pl_decider *d, double now_seconds);
 
 /* The built-in choice: fewest in-flight requests per weight, ties by the request's random. NULL

@@ -260,6 +260,16 @@ bool pl_decider_wants_cache(const pl_decider *d)
     return d->wants_cache && pl_decider_may_ask(d);
 }
 
+bool pl_decider_wants_degrade(const pl_decider *d)
+{
+    return pl_decider_has(d, PL_HOOK_DEGRADE);
+}
+
+bool pl_decider_assumes_reuse(const pl_decider *d)
+{
+    return usable(d) && pl_vm_assumes_reuse(d->vm);
+}
+
 bool pl_decider_wants_done(const pl_decider *d)
 {
     return pl_decider_has(d, PL_HOOK_DONE);

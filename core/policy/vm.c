@@ -244,8 +244,10 @@ static int run_init(lua_State *L)
     lua_pushnumber(L, vm->options.loops);
     /* as much of the seed as a number holds exactly */
     lua_pushnumber(L, (double)(vm->options.seed >> 11));
-    lua_call(L, 4, ENTRIES + 1);
-    // stack: boot, decide, degrade, done, tick, session, retain, expire, save
+    lua_call(L, 4, ENTRIES + 2);
+    // stack: boot, decide, degrade, done, tick, session, retain, expire, save, reuse
+    vm->reuse = lua_toboolean(L, -1);
+    lua_pop(L, 1);
     lua_rawseti(L, LUA_REGISTRYINDEX, PL_REGISTRY_SAVE);
     lua_gc(L, LUA_GCCOLLECT, 0);
     lua_gc(L, LUA_GCSTOP, 0);
@@ -302,6 +304,11 @@ double pl_vm_temperature(const pl_vm *vm)
 bool pl_vm_soft(const pl_vm *vm)
 {
     return vm->soft;
+}
+
+bool pl_vm_assumes_reuse(const pl_vm *vm)
+{
+    return vm->reuse;
 }
 
 size_t pl_vm_memory_used(const pl_vm *vm)

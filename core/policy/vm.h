@@ -70,7 +70,8 @@ void pl_vm_free(pl_vm *vm);
 const char *pl_vm_name(const pl_vm *vm); /* policy.name, else the file's */
 uint32_t pl_vm_hooks(const pl_vm *vm);   /* bit 1 << enum pl_hook */
 double pl_vm_temperature(const pl_vm *vm);
-bool pl_vm_soft(const pl_vm *vm); /* affinity = "soft" */
+bool pl_vm_soft(const pl_vm *vm);          /* affinity = "soft" */
+bool pl_vm_assumes_reuse(const pl_vm *vm); /* assume_kv_reuse = true, or init has set it */
 size_t pl_vm_memory_used(const pl_vm *vm);
 pl_policy_source *pl_vm_source(const pl_vm *vm); /* borrowed */
 const pl_vm_options *pl_vm_options_of(const pl_vm *vm);

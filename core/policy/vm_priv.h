@@ -52,7 +52,8 @@ struct pl_vm {
     pl_rng own_rng; /* for calls without a request */
     uint32_t hooks;
     double temperature;
-    bool soft; /* affinity = "soft" */
+    bool soft;  /* affinity = "soft" */
+    bool reuse; /* assume_kv_reuse, after init */
     char name[65];
     int hook_lines[PL_HOOK_COUNT]; /* first lines of the hooks */
     const char *stage;             /* names the phase in errors while loading */

@@ -281,6 +281,7 @@ static lane *lane_for(pl_closer *c, pl_engine *e)
     lane *l = calloc(1, sizeof *l);
     pl_pool_options o = *c->s->c.pool;
     o.max_idle = MAX_ACTIVE;
+    o.api_key = e->api_key;
     if (l)
         l->pool = pl_pool_new(c->s->c.control, wheel(c), pl_str_c(e->host), e->port, &o);
     if (!l || !l->pool) {

@@ -85,7 +85,8 @@ typedef struct pl_reply_state {
     bool aborted;  /* the engine finished it with an abort */
     bool poisoned; /* the engine refused the turn for the state of the session, in SGLang's words
                       ("already has an active request", "Invalid request session id", a session
-                      that "does not exist"), or usage says one prompt token for a longer one */
+                      that "does not exist"), or usage says one prompt token for a longer one
+                      and it has not said why */
 } pl_reply_state;
 /* prompt_tokens: as usage said, -1 unknown; expected_min: tokens the prompt surely has. */
 pl_reply_state pl_reply_judge(const pl_reply *r, double prompt_tokens, double expected_min);

@@ -16,6 +16,8 @@
 
 #define MAX_ANSWER    65536
 #define CLOSE_WAIT_MS 1000 /* for the close of an open that timed out */
+#define FAILURES      3    /* in a row, before an engine is left alone for a while */
+#define MAX_PAUSE_S   30
 
 struct pl_opening {
     pl_sessions_loop *l;
@@ -139,6 +141,35 @@ static void refused(pl_opening *o, int status)
     finish(o, PL_EUNAVAILABLE);
 }
 
+/* An engine that fails at opens may serve well all the same: its breaker does not count this. But
+ * after a few in a row nobody waits for it, for a while that doubles with each further one. */
+static void failed(const pl_opening *o, const pl_fetch_result *r)
+{
+    static unsigned long seen[2];
+    pl_engine *e = o->c.worker->engine;
+    uint64_t now_ns = pl_clock_now_ns(o->l->s->c.clock);
+    unsigned pause_s = 0;
+    if (now_ns >= atomic_load(&e->no_opens_until_ns)) { /* else it began before */
+        unsigned n = atomic_fetch_add(&e->opens_failed, 1) + 1;
+        if (n >= FAILURES)
+            pause_s = n - FAILURES < 5 ? 1u << (n - FAILURES) : MAX_PAUSE_S;
+        if (pause_s)
+            atomic_store(&e->no_opens_until_ns, now_ns + pause_s * 1000000000ull);
+    }
+    if (!pause_s && !pl_log_allow(seen, 1))
+        return;
+    char status[32], pause[48] = "";
+    snprintf(status, sizeof status, "status %d%s", r->status,
+             r->status >= 200 && r->status <= 299 ? " without its id" : "");
+    if (pause_s)
+        snprintf(pause, sizeof pause, "; no sessions on it for %u s", pause_s);
+    pl_log(PL_LOG_WARN, "session_open_failed", "%s: /open_session: %s%s", e->name,
+           !r->err     ? status
+           : r->detail ? r->detail
+                       : pl_strerror(r->err),
+           pause);
+}
+
 static void on_answer(void *user, const pl_fetch_result *r)
 {
     pl_opening *o = user;
@@ -146,6 +177,7 @@ static void on_answer(void *user, const pl_fetch_result *r)
     o->fetch = NULL;
     pl_sessions_latency(s, &s->open_latency, pl_clock_now_ns(s->c.clock) - o->started_ns);
     if (r->err == 0 && r->status >= 200 && r->status <= 299 && names_it(o, r->body)) {
+        atomic_store(&o->c.worker->engine->opens_failed, 0);
         if (o->c.done) {
             finish(o, 0);
         } else {
@@ -162,10 +194,13 @@ static void on_answer(void *user, const pl_fetch_result *r)
         refused(o, r->status);
     } else if (r->err == PL_ECONNECT || r->err == PL_ERESOLVE || r->err == PL_EUNAVAILABLE ||
                r->err == PL_ENOMEM) { /* it never got there */
+        failed(o, r);
         pl_registry_drop(s->registry, o->c.nonce);
         finish(o, r->err == PL_EUNAVAILABLE ? PL_EIO : r->err);
     } else {
-        close_then_finish(o, r->err ? r->err : PL_EPROTOCOL, r->err != 0);
+        bool answered = !r->err || r->err == PL_ELIMIT; /* too long to be what was asked for */
+        failed(o, r);
+        close_then_finish(o, answered ? PL_EPROTOCOL : r->err, !answered);
     }
 }
 

@@ -17,6 +17,7 @@
 #include "session/redis_impl.h"
 
 #define WRITES_AT_ONCE 64
+#define SAID_AGAIN_NS  60000000000u /* between two lines about refused commands */
 
 static void count(_Atomic uint64_t *n)
 {
@@ -140,8 +141,10 @@ static bool put_without(pl_redis_handle *h, pl_store_call *c)
 static bool remove_without(pl_redis_handle *h, pl_store_call *c)
 {
     bool known = pl_known_stale(h->r->known, &c->name, false, now_ns(h), &c->old);
+    if (c->when == PL_STORE_IF_VERSION && !(known && c->old.version == c->version))
+        return false; /* what the server has is not known */
     pl_known_forget(h->r->known, &c->name);
-    if (!known || !(c->old.version & PL_KNOWN_LOCAL) || c->when != PL_STORE_ALWAYS)
+    if (!known || !(c->old.version & PL_KNOWN_LOCAL))
         return false;
     c->had_old = true;
     c->result = 0;
@@ -191,12 +194,18 @@ static void give_up(pl_redis_op *op, int err)
     }
 }
 
+/* When the oldest call has waited for long enough. */
+static uint64_t late_ns(const pl_redis_handle *h)
+{
+    return h->oldest->sent_ns + h->r->o.command_ms * 1000000;
+}
+
 static void on_timer(pl_timer *t)
 {
     pl_redis_handle *h = (pl_redis_handle *)((char *)t - offsetof(pl_redis_handle, timer));
-    uint64_t at_ns = pl_now_ns(), limit_ns = h->r->o.command_ms * 1000000;
+    uint64_t at_ns = pl_now_ns();
     h->ops++; /* a done() may free the handle */
-    if (h->oldest && at_ns - h->oldest->sent_ns >= limit_ns && !h->overdue) {
+    if (h->oldest && late_ns(h) <= at_ns && !h->overdue) {
         /* once around the loop: it may have been busy while the reply came */
         h->overdue = true;
         pl_wheel_arm(h->wheel, t, PL_WHEEL_TICK_MS, on_timer);
@@ -204,10 +213,10 @@ static void on_timer(pl_timer *t)
         return;
     }
     h->overdue = false;
-    while (h->oldest && at_ns - h->oldest->sent_ns >= limit_ns)
+    while (h->oldest && late_ns(h) <= at_ns) /* not what done() has sent meanwhile */
         give_up(h->oldest, PL_ETIMEOUT);
-    if (h->oldest && !pl_timer_armed(t))
-        pl_wheel_arm(h->wheel, t, (limit_ns - (at_ns - h->oldest->sent_ns)) / 1000000, on_timer);
+    if (h->oldest) /* armed already by what done() has sent, but that has longer */
+        pl_wheel_arm(h->wheel, t, (late_ns(h) - at_ns) / 1000000, on_timer);
     release_handle(h);
 }
 
@@ -375,11 +384,15 @@ static int read_reply(pl_redis_handle *h, pl_store_call *c, const redisReply *r,
 static void refused(pl_redis_handle *h, const redisReply *r)
 {
     static const char *const hopeless[] = {"READONLY", "LOADING", "MASTERDOWN",
-                                           "NOAUTH",   "NOPERM",  "CLUSTERDOWN"};
-    static unsigned long allow[2];
+                                           "NOAUTH",   "NOPERM",  "CLUSTERDOWN",
+                                           "OOM",      "MISCONF", "NOREPLICAS"};
+    static _Atomic uint64_t said_ns;
     char text[160] = "an answer that is not its script's";
     if (r->type == REDIS_REPLY_ERROR)
         snprintf(text, sizeof text, "%.*s", (int)(r->len < 150 ? r->len : 150), r->str);
+    char *where = strstr(text, " script: "); /* which line of ours it was is nobody's business */
+    if (where)
+        where[where > text && where[-1] == '.' ? -1 : 0] = 0;
     count(&h->r->stats.refused);
     for (size_t i = 0; i < sizeof hopeless / sizeof hopeless[0]; i++) {
         if (strncmp(text, hopeless[i], strlen(hopeless[i])) == 0) {
@@ -387,7 +400,9 @@ static void refused(pl_redis_handle *h, const redisReply *r)
             return;
         }
     }
-    if (pl_log_allow(allow, 1))
+    uint64_t at_ns = pl_now_ns(), last_ns = atomic_load(&said_ns);
+    if ((!last_ns || at_ns - last_ns >= SAID_AGAIN_NS) &&
+        atomic_compare_exchange_strong(&said_ns, &last_ns, at_ns))
         pl_log(PL_LOG_WARN, "store_refused", "the shared store at %s refused a command: %s",
                h->r->where, text);
 }

@@ -56,6 +56,7 @@ struct pl_redis_conn {
     uint32_t in_flight;         /* their number, without hellos */
     uint64_t heard_ns;          /* the last reply, or the first command after a pause */
     uint64_t backoff_ms;
+    uint64_t ready_ns; /* READY since */
     pl_timer timer;
     pl_resolver resolver;
     char why[256];
@@ -118,6 +119,8 @@ void pl_redis_conn_drop(pl_redis_conn *c, const char *why)
     for (char *p = c->why; *p; p++) /* it may be the server's text */
         if ((unsigned char)*p < ' ' || *p == 0x7f)
             *p = ' ';
+    if (c->state == READY && pl_now_ns() - c->ready_ns > BACKOFF_MAX_MS * 1000000ull)
+        c->backoff_ms = BACKOFF_MIN_MS; /* else it comes and goes */
     c->state = WAITING;
     c->silent = c->overdue = false;
     close_context(c);
@@ -295,8 +298,8 @@ static void on_hello(pl_redis_cmd *cmd, const redisReply *r)
         return;
     }
     c->state = READY;
+    c->ready_ns = pl_now_ns();
     c->overdue = false;
-    c->backoff_ms = BACKOFF_MIN_MS;
     pl_wheel_cancel(c->o.wheel, &c->timer);
     c->o.up(c->o.ctx);
 }

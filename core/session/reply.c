@@ -35,6 +35,7 @@ struct pl_reply {
     bool unreadable;   /* nothing is to be concluded from it */
     bool hidden_token; /* the engine holds an end token that a text does not show */
     bool aborted, poisoned;
+    bool told_why; /* the engine has said why it refuses */
     /* chat: a message in pieces, or a whole one */
     XXH3_state_t *texts[TEXTS]; /* NULL: empty */
     tool_call *calls;
@@ -337,8 +338,10 @@ static void read_end(pl_reply *r, const pl_member *reason)
         type = pl_object_find(reason->raw, PL_STR("type"));
         matched = pl_object_find(reason->raw, PL_STR("matched"));
         pl_member message = pl_object_find(reason->raw, PL_STR("message"));
-        if (message.type == PL_JSON_STRING)
+        if (message.type == PL_JSON_STRING) {
             r->poisoned |= says_poisoned(message.raw);
+            r->told_why |= message.raw.n > 2;
+        }
     } else {
         type = *reason;
     }
@@ -451,7 +454,7 @@ void pl_reply_answer(pl_reply *r, pl_str json)
 
 pl_reply_state pl_reply_judge(const pl_reply *r, double prompt_tokens, double expected_min)
 {
-    bool one = prompt_tokens >= 0 && prompt_tokens <= 1 && expected_min > 1;
+    bool one = prompt_tokens >= 0 && prompt_tokens <= 1 && expected_min > 1 && !r->told_why;
     return (pl_reply_state){
         .complete = r->finished && !r->unreadable && !r->aborted && !r->poisoned && !one,
         .aborted = r->aborted,

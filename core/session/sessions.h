@@ -162,6 +162,9 @@ struct pl_turn {
     void (*ready)(pl_turn *t, int rc); /* see begin and open */
 
     uint32_t capacity_of_str_len; /* before pl_turn_open; 0: the options' */
+    bool instead;     /* before pl_turn_sent: what an engine holds elsewhere is given up for this */
+    bool only_closes; /* a wish of action CLOSE that is no turn itself: it does not wait for those
+                         of the session, only for an open under way */
 
     /* after ready(): */
     bool bound;    /* `binding` is the session's */
@@ -179,16 +182,17 @@ struct pl_turn {
 /* Answers 0 or a negative pl_err at once, or PL_STORE_PENDING and then ready(t, rc). rc: 0 (bound
  * or not; a fallback is 0, too), PL_EBUSY: max_waiting_turns wait already, PL_ETIMEOUT: the turn
  * before did not end in turn_wait_ms, PL_ENOMEM. After an error the turn is over (no pl_turn_end).
- * Wishes of action OPEN, and all turns of engine-backed sessions, take the session's turn; others
- * do not wait.
+ * Wishes of action OPEN and CLOSE, and all turns of engine-backed sessions, take the session's
+ * turn; others do not wait.
  */
 int pl_turn_begin(pl_sessions_loop *l, pl_turn *t);
 
 /* The bound worker when it is in this model's view, else NULL: gone. */
 pl_worker_state *pl_turn_worker(const pl_turn *t, const pl_model *m);
 
-/* May worker w take one more engine-backed session: is its engine able to (engine->caps), and is it
- * below the caps? 0, PL_EUNAVAILABLE (not able), PL_ELIMIT (full). Cheap, any thread. */
+/* May worker w take one more engine-backed session: is its engine able to (engine->caps; it has not
+ * just failed at several), and is it below the caps? 0, PL_EUNAVAILABLE (not able), PL_ELIMIT
+ * (full). Cheap, any thread. */
 int pl_sessions_can_open(const pl_sessions *s, const pl_worker_state *w);
 
 /* The same for a regular (not streaming) session, which every engine with /open_session does. */
@@ -205,6 +209,10 @@ int pl_sessions_can_open_regular(const pl_sessions *s, const pl_worker_state *w)
  * error the turn goes on, as it was. */
 int pl_turn_open(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms, bool streaming);
 
+/* The engine takes no turn of the session that it holds: what is opened in its place, or the end,
+ * closes it as poisoned. */
+void pl_turn_poisoned(pl_turn *t);
+
 /* The engine's name of the session into buf (NUL-terminated, of the ASCII letters, digits and marks
  * that need no care in JSON); its length, 0 when the turn does not hold the lease of an
  * engine-backed one. */
@@ -212,8 +220,8 @@ int pl_turn_open(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms, bool streaming
 size_t pl_turn_engine_id(const pl_turn *t, char buf[PL_ENGINE_SESSION_MAX]);
 
 /* The engine took the request (its answer's head is 2xx). kind ROUTER_ONLY: binds to w or, when it
- * is bound there already, refreshes; an engine-backed binding is left alone. ttl_ms 0: binds
- * nothing. */
+ * is bound there already, refreshes; an engine-backed binding is left alone, or (t->instead, to
+ * another worker than w) replaced and closed. ttl_ms 0: binds nothing. */
 void pl_turn_sent(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms);
 
 /* Ends it: gives back lease and turn, records history (LOST unless DONE; as it was when the turn

@@ -133,7 +133,8 @@ typedef struct pl_store_call {
  * exactly once. Caller owns it until answered, as pl_store_call. */
 typedef struct pl_store_list_call {
     uint64_t cursor; /* in: 0 to begin; out: 0 when this was the last page */
-    uint32_t limit; /* at most how many, 1 .. PL_STORE_LIST_MAX; a page may have fewer, even none */
+    uint32_t limit; /* about how many, 1 .. PL_STORE_LIST_MAX; a page may have fewer, even none, and
+                       of a shared store more, up to some 200 */
     void (*each)(struct pl_store_list_call *c, const pl_session_name *name, const pl_binding *b);
     void (*done)(struct pl_store_list_call *c); /* as pl_store_call.done */
     void *ctx;

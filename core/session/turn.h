@@ -3,8 +3,9 @@
  * outlives its pl_turn (t is NULL then: detached) until what it has begun in the store is answered
  * and undone.
  *
- *     begin: LOOKUP -> (engine-backed) GATE -> LEASE <-> POLL -> IDLE      OPEN: GATE -> LOOKUP ->
- * ... open:  IDLE -> (GATE) -> OPENING -> BINDING -> IDLE; race lost: -> LEASE <-> POLL -> IDLE
+ *     begin: LOOKUP -> (engine-backed) GATE -> LEASE <-> POLL -> IDLE
+ *     OPEN, CLOSE: GATE -> LOOKUP -> ...
+ *     open:  IDLE -> (GATE) -> OPENING -> BINDING -> IDLE; race lost: -> LEASE <-> POLL -> IDLE
  *     sent:  IDLE -> SENT -> IDLE
  *     end:   IDLE, SENT -> ENDING -> over; a release that failed: <-> POLL
  */
@@ -46,9 +47,10 @@ struct pl_turn_inner {
     uint64_t lease_by_ms;
     uint64_t owner;
     bool gated, leased, fallback;
-    bool closes;  /* the wish ends the session */
-    bool spoiled; /* another turn has run while the lease was lost for a while */
-    bool taken;   /* POLL in `end`: not for the lease, to give it back */
+    bool closes;   /* the wish ends the session */
+    bool spoiled;  /* another turn has run while the lease was lost for a while */
+    bool poisoned; /* the engine takes no turn of what it is bound to */
+    bool taken;    /* POLL in `end`: not for the lease, to give it back */
     bool bound;
     pl_binding binding;
     pl_session_note note; /* of an engine-backed binding */

@@ -31,6 +31,11 @@ void pl_turn_on_sent(pl_turn_inner *in, int rc)
         return;
     }
     if (rc == 0) {
+        if (in->call.had_old && in->call.old.kind == PL_SESSION_ENGINE_BACKED) {
+            pl_turn_renew_stop(in); /* its lease went with it */
+            in->leased = false;
+            pl_close_submit(s, &in->name, &in->call.old, PL_CLOSE_REBOUND, false, NULL);
+        }
         if (!in->call.had_old)
             pl_count(&s->stats.binds);
         else if (in->call.old.slot != in->w->slot || in->call.old.generation != in->w->generation)
@@ -61,8 +66,9 @@ void pl_turn_sent(pl_turn *t, pl_worker_state *w, uint64_t ttl_ms)
     in->sent = true;
     bool there =
         in->bound && in->binding.slot == w->slot && in->binding.generation == w->generation;
+    bool engine = in->bound && in->binding.kind == PL_SESSION_ENGINE_BACKED;
     if (ttl_ms == 0 || in->closes || (in->fallback && there) ||
-        (in->bound && in->binding.kind == PL_SESSION_ENGINE_BACKED))
+        (engine && (!t->instead || there || !in->leased)))
         return;
     uint64_t max_ms = in->s->c.o.max_ttl_ms ? in->s->c.o.max_ttl_ms : PL_SESSION_MAX_TTL_MS;
     if (max_ms > PL_SESSION_MAX_TTL_MS)
@@ -189,6 +195,14 @@ void pl_turn_finish(pl_turn_inner *in)
     }
 }
 
+void pl_turn_poisoned(pl_turn *t)
+{
+    if (!t->in || t->in->poisoned)
+        return;
+    t->in->poisoned = true;
+    pl_count(&t->in->s->stats.poisoned);
+}
+
 void pl_turn_end(pl_turn *t, pl_turn_end_kind how, const pl_history *history, double held_tokens)
 {
     pl_turn_inner *in = t->in;
@@ -203,7 +217,7 @@ void pl_turn_end(pl_turn *t, pl_turn_end_kind how, const pl_history *history, do
     in->how = how;
     if (t->wish) /* it may have become so meanwhile */
         in->closes = t->wish->action == PL_WISH_CLOSE || t->wish->final;
-    if (how == PL_TURN_POISONED)
+    if (how == PL_TURN_POISONED && !in->poisoned)
         pl_count(&in->s->stats.poisoned);
     if (how == PL_TURN_ABORTED)
         pl_count(&in->s->stats.discarded);

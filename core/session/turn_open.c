@@ -8,7 +8,9 @@
 static int can_open(const pl_sessions *s, const pl_worker_state *w, uint32_t cap)
 {
     const pl_sessions_options *o = &s->c.o;
-    if (!(atomic_load_explicit(&w->engine->caps, memory_order_relaxed) & cap))
+    uint64_t until_ns = atomic_load_explicit(&w->engine->no_opens_until_ns, memory_order_relaxed);
+    if (!(atomic_load_explicit(&w->engine->caps, memory_order_relaxed) & cap) ||
+        (until_ns && pl_clock_now_ns(s->c.clock) < until_ns))
         return PL_EUNAVAILABLE;
     int32_t open = atomic_load_explicit(&w->sessions, memory_order_relaxed);
     int64_t held = atomic_load_explicit(&w->session_tokens, memory_order_relaxed);
@@ -75,7 +77,9 @@ static void bound(pl_turn_inner *in)
     pl_registry_bound(s->registry, in->note.nonce, in->binding.version, in->ttl_ms,
                       pl_clock_now_ns(s->c.clock), -1);
     if (rebind && old.kind == PL_SESSION_ENGINE_BACKED)
-        pl_close_submit(s, &in->name, &old, PL_CLOSE_REBOUND, false, NULL);
+        pl_close_submit(s, &in->name, &old, in->poisoned ? PL_CLOSE_POISONED : PL_CLOSE_REBOUND,
+                        false, NULL);
+    in->poisoned = false;
     if (!in->t) {
         in->how = PL_TURN_FAILED;
         pl_turn_finish(in);

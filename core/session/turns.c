@@ -183,6 +183,18 @@ int pl_turn_enter(pl_turn_inner *in)
 
 /* --- look up and lease --- */
 
+/* It is not bound, or not engine-backed, or not any more. */
+static void not_engine_backed(pl_turn_inner *in)
+{
+    bool keep = in->t->wish && in->t->wish->action == PL_WISH_OPEN;
+    if (!keep && in->gated) {
+        pl_close *kept = pl_gate_leave(in->s->gate, &in->gate);
+        in->gated = false;
+        pl_close_send(in->s, kept);
+    }
+    pl_turn_tell(in, in->race_lost ? PL_EBUSY : 0);
+}
+
 static void on_lookup(pl_turn_inner *in, int rc)
 {
     pl_sessions *s = in->s;
@@ -198,6 +210,14 @@ static void on_lookup(pl_turn_inner *in, int rc)
         fall_back(in, stale);
     } else if (rc < 0 && rc != PL_ENOTFOUND) {
         pl_turn_tell(in, rc);
+    } else if (in->t->only_closes && (rc == 0 || in->gated)) {
+        not_engine_backed(in);       /* or it is: then the end removes it, and its turn goes on */
+    } else if (in->t->only_closes) { /* it may be being opened */
+        int e = pl_turn_enter(in);
+        if (e == 0)
+            not_engine_backed(in);
+        else if (e < 0)
+            pl_turn_tell(in, e);
     } else if (rc == 0 && in->binding.kind == PL_SESSION_ENGINE_BACKED) {
         int e = in->gated ? 0 : pl_turn_enter(in);
         if (e == 0)
@@ -205,7 +225,7 @@ static void on_lookup(pl_turn_inner *in, int rc)
         else if (e < 0)
             pl_turn_tell(in, e);
     } else {
-        pl_turn_tell(in, 0);
+        not_engine_backed(in);
     }
 }
 
@@ -227,18 +247,6 @@ void pl_turn_poll(pl_turn_inner *in, uint64_t after_ms)
 {
     in->state = PL_TURN_POLL;
     pl_wheel_arm(wheel(in), &in->timer, after_ms, on_poll);
-}
-
-/* What it was bound to when it was looked up is over, or is something else by now. */
-static void not_engine_backed(pl_turn_inner *in)
-{
-    bool keep = in->t->wish && in->t->wish->action == PL_WISH_OPEN;
-    if (!keep && in->gated) {
-        pl_close *kept = pl_gate_leave(in->s->gate, &in->gate);
-        in->gated = false;
-        pl_close_send(in->s, kept);
-    }
-    pl_turn_tell(in, in->race_lost ? PL_EBUSY : 0);
 }
 
 static void on_lease(pl_turn_inner *in, int rc)
@@ -409,10 +417,14 @@ void pl_turn_cancel(pl_turn *t)
 
 /* --- begin --- */
 
+/* Opens and closes of one name wait for each other: what is being opened is there to be closed. */
 static int begin(pl_turn_inner *in)
 {
+    const pl_wish *w = in->t->wish;
+    bool gate =
+        w && !in->t->only_closes && (w->action == PL_WISH_OPEN || w->action == PL_WISH_CLOSE);
     in->inside = true;
-    int rc = in->t->wish && in->t->wish->action == PL_WISH_OPEN ? pl_turn_enter(in) : 0;
+    int rc = gate ? pl_turn_enter(in) : 0;
     if (rc == 0)
         look_up(in);
     else if (rc < 0)

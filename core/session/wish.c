@@ -32,11 +32,9 @@ int pl_wish_refuse(const pl_wish_reader *r, const char *path, const char *allowe
     if (m->raw.n <= SHOWN)
         return pl_fail(&r->e->text, PL_EINVALID, "%s must be %s, not %.*s", path, allowed,
                        PL_FMT(m->raw));
-    size_t n = SHOWN; /* not in the middle of a character */
-    while (n && ((unsigned char)m->raw.p[n] & 0xc0) == 0x80)
-        n--;
     return pl_fail(&r->e->text, PL_EINVALID, "%s must be %s, not %.*s... (%zu bytes)", path,
-                   allowed, (int)n, m->raw.p, m->raw.n - (m->type == PL_JSON_STRING ? 2 : 0));
+                   allowed, PL_FMT(pl_str_clip(m->raw, SHOWN)),
+                   m->raw.n - (m->type == PL_JSON_STRING ? 2 : 0));
 }
 
 int pl_wish_no_memory(const pl_wish_reader *r)

@@ -96,7 +96,7 @@ function B.check(answer, overrides)
 end
 
 -- Calls init, generates the harness; answers decide, degrade, done, tick, session, retain, expire and save, each nil
--- without its hook. C keeps the first ones in this order on its stack.
+-- without its hook, and whether it assumes KV reuse. C keeps the first ones in this order on its stack.
 function B.init(carry, loop, loops, seed)
   local st = checked.params
   if checked.policy.init then
@@ -106,7 +106,7 @@ function B.init(carry, loop, loops, seed)
   local harness = generate(checked.policy, st)
   B.st = st
   local h = harness
-  return h.decide, h.degrade, h.done, h.tick, h.session, h.retain, h.expire, h.save
+  return h.decide, h.degrade, h.done, h.tick, h.session, h.retain, h.expire, h.save, checked.reuse()
 end
 
 -- For `perilune check`: the compiler's report. vmdef holds LuaJIT's own names of bytecodes and reasons.

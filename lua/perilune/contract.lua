@@ -16,8 +16,8 @@ do
     value = value + 1
   end
 end
-local members = { api = true, name = true, temperature = true, affinity = true, params = true }
-local KNOWN = "api, name, temperature, affinity, params, " .. table.concat(hook_names, ", ")
+local members = { api = true, name = true, temperature = true, affinity = true, assume_kv_reuse = true, params = true }
+local KNOWN = "api, name, temperature, affinity, assume_kv_reuse, params, " .. table.concat(hook_names, ", ")
 
 local function place_of(value)
   if type(value) ~= "function" then return "" end
@@ -103,6 +103,15 @@ return function(policy, overrides, file_label)
     refuse('affinity must be "hard" (a bound session stays where it is) or "soft" (route and score choose), not %s',
       type(affinity) == "string" and ("%q"):format(affinity) or "a " .. type(affinity))
   end
+  -- init may set it, by its params
+  local function reuse()
+    local value = policy.assume_kv_reuse
+    if value ~= nil and type(value) ~= "boolean" then
+      refuse("assume_kv_reuse must be true or false, not a %s", type(value))
+    end
+    return value == true
+  end
+  reuse()
   local own = {} -- what runs from now on, whatever the file still does to its table
   for _, hook in ipairs(hook_names) do own[hook] = rawget(policy, hook) end
   return {
@@ -113,6 +122,7 @@ return function(policy, overrides, file_label)
     lines = lines,
     temperature = temperature,
     soft = affinity == "soft",
+    reuse = reuse,
     params = merge(policy.params, overrides or {}),
   }
 end

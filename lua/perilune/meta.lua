@@ -10,7 +10,7 @@ error("perilune.meta is for the editor: it cannot be required")
 ---@field body_bytes number as sent by the client
 ---@field waited_seconds number spent in the router's queue so far
 ---@field expected_output_tokens number nvext.agent_hints.osl; -1 when absent
----@field priority integer the body's `priority` member, 0 when absent
+---@field priority integer the body's, or else nvext.agent_hints.priority; 0
 ---@field api integer enum pl_api_kind
 ---@field attempt integer 0 for the first try, 1.. for retries
 ---@field choices integer the body's `n`, 1 when absent
@@ -266,6 +266,7 @@ function pl.worker_ewma(name, half_life_seconds) end
 ---@field name? string
 ---@field temperature? number 0: the lowest score wins, ties at random
 ---@field affinity? "hard"|"soft" hard: a bound session stays where it is; soft: route and score choose
+---@field assume_kv_reuse? boolean decode_blocks counts blocks that running requests share once
 ---@field params? table<string, number|string|boolean>
 ---@field init? fun(params: table, carry: table?, ctx: perilune.Context): any
 ---@field admit? fun(req: perilune.Req, fleet: perilune.Fleet, st: any): integer?, number?

@@ -361,7 +361,7 @@ function M.try_load(file, overrides, o)
   if not ok then return nil, "check", message end
   ok, message = enter(policy, function()
     policy.decide_fn, policy.degrade_fn, policy.done_fn, policy.tick_fn, policy.session_fn,
-      policy.retain_fn, policy.expire_fn, policy.save_fn =
+      policy.retain_fn, policy.expire_fn, policy.save_fn, policy.assume_kv_reuse =
       policy.boot.init(o.carry, o.loop or 0, o.loops or 1, o.seed or 1)
   end)
   if not ok then return nil, "init", message end

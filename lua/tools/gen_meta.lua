@@ -195,6 +195,7 @@ function pl.worker_ewma(name, half_life_seconds) end
 ---@field name? string
 ---@field temperature? number 0: the lowest score wins, ties at random
 ---@field affinity? "hard"|"soft" hard: a bound session stays where it is; soft: route and score choose
+---@field assume_kv_reuse? boolean decode_blocks counts blocks that running requests share once
 ---@field params? table<string, number|string|boolean>
 ---@field init? fun(params: table, carry: table?, ctx: perilune.Context): any
 ---@field admit? fun(req: perilune.Req, fleet: perilune.Fleet, st: any): integer?, number?

@@ -151,7 +151,7 @@ static void on_finish(void *user, int64_t now_us, pl_sim_finish why)
         r->prompted += row->input;
         if (r->setup->knowledge != PB_NONE) {
             r->predicted_error += (int64_t)fabs(q->prompt.expected_tokens - q->cached);
-            pl_prompt_usage(r->loop, &q->prompt, q->cached, row->input);
+            pl_prompt_usage(r->loop, &q->prompt, q->cached, row->input, 0);
         }
         tell_done(q);
     } else {

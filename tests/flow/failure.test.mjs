@@ -145,6 +145,20 @@ test('a stream that ends without its terminator is broken, not complete', async 
   assert.match(text, /"error"|aborted/);
 });
 
+test('a broken stream whose length was announced has room for the error event', async (t) => {
+  const engine = await fakeEngine(t);
+  engine.handler = (entry, res) => {
+    const event = `data: ${JSON.stringify(chunk('m', 'one'))}\n\n`;
+    res.writeHead(200, { 'content-type': 'text/event-stream', 'content-length': event.length + 20 });
+    res.write(event, () => res.socket.destroySoon());
+  };
+  const router = await startRouter(t, { engines: { a: engine.url } });
+  const { text } = await post(router.url + path, chat('m', { stream: true }));
+  const told = events(text);
+  assert.equal(JSON.parse(told[0]).choices[0].delta.content, 'one');
+  assert.equal(JSON.parse(told[1]).error.code, 'engine_failed');
+});
+
 test('a whole answer that is cut is never passed off as complete', async (t) => {
   const { a, router } = await two(t);
   a.handler = async (entry, res) => {
@@ -235,6 +249,20 @@ test('a pooled connection that breaks while the engine works is its failure: not
   assert.equal(a.requests.length, 2, 'the first, and this one once');
   assert.equal(b.requests.length, 1);
   assert.equal((await engineOf(router, 'a')).counters.failed, 1);
+});
+
+test('an error whose body breaks off is one failure, not two', async (t) => {
+  const engine = await fakeEngine(t);
+  engine.handler = (entry, res) => {
+    res.writeHead(500, { 'content-type': 'application/json', 'content-length': 100 });
+    res.write('{"error":', () => res.socket.resetAndDestroy());
+  };
+  const router = await startRouter(t, { engines: { a: engine.url }, config: { breaker: { failures: 4 } } });
+  for (let i = 1; i <= 3; i++) {
+    await assert.rejects(post(router.url + path, chat('m')));
+    const { counters, breaker } = await engineOf(router, 'a');
+    assert.deepEqual([counters.failed, breaker], [i, 'closed']);
+  }
 });
 
 test('every 5xx is a failure, but for what an engine does not implement', async (t) => {

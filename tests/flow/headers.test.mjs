@@ -1,9 +1,10 @@
 // Headers both ways, request ids, keys, and what a client may not decide.
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
-import { startRouter, run, scratch, writeFile, metric, until } from './lib/proc.mjs';
-import { fakeEngine } from './lib/fake.mjs';
-import { get, post, chat, Raw, rawPost } from './lib/http.mjs';
+import { gunzipSync, gzipSync } from 'node:zlib';
+import { startRouter, run, scratch, writeFile, metric, until, usable, engineOf } from './lib/proc.mjs';
+import { fakeEngine, gate, chunk, usage } from './lib/fake.mjs';
+import { get, post, send, chat, Raw, rawPost } from './lib/http.mjs';
 
 const path = '/v1/chat/completions';
 
@@ -115,16 +116,34 @@ test('clients may not pin a worker or a rank, in headers or body', async (t) => 
     data_parallel_rank: 3, routed_dp_rank: 1, disagg_prefill_dp_rank: 2, bootstrap_host: 'h',
     bootstrap_port: 1, bootstrap_room: 7, kv_transfer_params: { remote_host: 'h' },
   };
-  const answer = await post(router.url + path, chat('m', pins), {
-    headers: { 'x-perilune-worker': 'b', 'x-data-parallel-rank': '3' },
-  });
+  const headers = {
+    'x-perilune-worker': 'b', 'x-data-parallel-rank': '3', 'X-Dynamo-Worker-Instance-Id': '1',
+    'x-worker-instance-id': '1', 'x-dynamo-dp-rank': '7', 'x-dp-rank': '7',
+    'x-dynamo-prefill-instance-id': '1', 'x-prefill-instance-id': '1', 'x-dynamo-prefill-dp-rank': '0',
+    'x-prefill-dp-rank': 'zero',
+  };
+  const answer = await post(router.url + path, chat('m', pins), { headers });
   assert.equal(answer.headers['x-perilune-worker'], 'a');
   const [entry] = a.requests;
-  assert.equal(entry.headers['x-data-parallel-rank'], undefined);
-  assert.equal(entry.headers['x-perilune-worker'], undefined);
+  for (const name of Object.keys(headers)) assert.equal(entry.headers[name.toLowerCase()], undefined, name);
   for (const pin of Object.keys(pins)) assert.equal(entry.json[pin], undefined, pin);
   assert.equal(entry.json.messages[0].content, 'What is a moon?');
-  assert.ok(await metric(router, 'perilune_pins_removed_total') >= 1);
+  assert.equal(await metric(router, 'perilune_pins_removed_total'), 17);
+});
+
+test('nvext that goes on to the engine has no pins of those who may not', async (t) => {
+  for (const trusted_clients of [[], ['127.0.0.0/8']]) {
+    const { engine, router } = await one(t, { config: { sessions: { forward_nvext: true }, trusted_clients } });
+    await usable(router, 1);
+    const { slot } = (await engineOf(router, 'a')).workers[0];
+    const pins = {
+      backend_instance_id: slot, dp_rank: 0, prefill_worker_id: 1, decode_worker_id: slot, prefill_dp_rank: 2,
+    };
+    const nvext = { greed_sampling: true, ...pins, agent_hints: { osl: 3 } };
+    assert.equal((await post(router.url + path, chat('m', { nvext }))).status, 200);
+    const none = Object.fromEntries(Object.keys(pins).map((name) => [name, null]));
+    assert.deepEqual(engine.requests[0].json.nvext, trusted_clients.length ? nvext : { ...nvext, ...none });
+  }
 });
 
 test('trusted clients may', async (t) => {
@@ -137,6 +156,59 @@ test('trusted clients may', async (t) => {
   });
   const answer = await post(router.url + path, chat('m'), { headers: { 'x-perilune-worker': 'b' } });
   assert.equal(answer.headers['x-perilune-worker'], 'b');
+});
+
+test("so may Dynamo's clients, by numbers", async (t) => {
+  const a = await fakeEngine(t);
+  const b = await fakeEngine(t);
+  const policy = writeFile(scratch(t), 'to_a.lua',
+    'return { api = 1, name = "to_a", route = function() return 0, "a" end }');
+  const router = await startRouter(t, {
+    policy,
+    config: {
+      engines: [{ name: 'a', url: a.url }, { name: 'b', url: b.url, dp_size: 3 }],
+      trusted_clients: ['127.0.0.0/8'],
+    },
+  });
+  await usable(router, 2);
+  const id = (await engineOf(router, 'b')).workers[0].slot;
+  const served = async (headers, extra = {}) => {
+    const answer = await post(router.url + path, chat('m', extra), { headers });
+    return answer.status === 200 ? answer.headers['x-perilune-worker'] : answer.json.error.code;
+  };
+  assert.equal(await served({ 'X-Dynamo-Worker-Instance-ID': id, 'x-dynamo-dp-rank': 1 }), 'b/1');
+  assert.equal(b.requests[0].headers['x-data-parallel-rank'], '1');
+  assert.equal(b.requests[0].headers['x-dynamo-worker-instance-id'], undefined, "the router's own numbers");
+  assert.equal(b.requests[0].headers['x-dynamo-dp-rank'], undefined);
+  assert.equal(await served({ 'x-worker-instance-id': id, 'x-dp-rank': 2 }), 'b/2');
+  assert.equal(await served({ 'x-dynamo-dp-rank': 2 }, { nvext: { backend_instance_id: id, dp_rank: 0 } }), 'b/2');
+  assert.equal(await served({ 'x-dynamo-prefill-instance-id': 'any', 'x-dynamo-dp-rank': '' }), 'a');
+  assert.equal(await served({ 'x-dynamo-dp-rank': 3 }), 'no_worker');
+  assert.equal(await served({ 'x-dynamo-dp-rank': 'one' }), 'invalid_value');
+  assert.equal(await served({ 'x-dynamo-dp-rank': 1, 'x-dp-rank': 2 }), 'invalid_value');
+});
+
+test('a pinned request is tried once; by its rank alone it goes to the least busy', async (t) => {
+  const a = await fakeEngine(t);
+  const b = await fakeEngine(t);
+  const router = await startRouter(t, {
+    engines: { a: a.url, b: b.url }, threads: 1, config: { trusted_clients: ['127.0.0.0/8'] },
+  });
+  await usable(router, 2);
+  a.handler = (entry) => entry.socket.destroy();
+  const id = (await engineOf(router, 'a')).workers[0].slot;
+  const failed = await post(router.url + path, chat('m', { nvext: { backend_instance_id: id } }));
+  assert.equal(failed.status, 502);
+  assert.deepEqual([a.requests.length, b.requests.length], [1, 0]);
+
+  const go = gate();
+  for (const engine of [a, b]) {
+    engine.handler = async (entry, res) => { await go.opened; engine.json(res, 200, {}); };
+  }
+  const asked = [1, 2, 3, 4].map(() => post(router.url + path, chat('m', { nvext: { dp_rank: 0 } })));
+  await Promise.all([a.request(2), b.request(1)]);
+  go.open();
+  for (const answer of await Promise.all(asked)) assert.equal(answer.status, 200);
 });
 
 test('API keys: without one 401, with one served, and the engine never sees it', async (t) => {
@@ -188,6 +260,19 @@ test('bad bodies are refused with the place, and the connection lives on', async
   assert.equal(engine.requests.length, 1);
 });
 
+test('a compressed body is refused before it is sent', async (t) => {
+  const { engine, router } = await one(t);
+  const raw = await Raw.connect(router.url);
+  await raw.send(`POST ${path} HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 99\r\n`
+    + 'Expect: 100-continue\r\n\r\n');
+  const text = await raw.until('Content-Encoding"');
+  assert.match(text, /^HTTP\/1\.1 415 [^]*\r\naccept-encoding: identity\r\n[^]*"unsupported_encoding"/);
+  raw.destroy();
+  const plain = await post(router.url + path, chat('m'), { headers: { 'content-encoding': 'identity' } });
+  assert.equal(plain.status, 200);
+  assert.equal(engine.requests.length, 1);
+});
+
 test('limits: 413 for a body, 431 for a head, 503 with Retry-After for connections', async (t) => {
   const { engine, router } = await one(t, {
     config: { limits: { body_bytes: 20000, head_bytes: 8192, connections: 3 } },
@@ -232,6 +317,31 @@ test('usage that only the router wanted is not shown to the client', async (t) =
   assert.match(asked.text, /"usage"/);
   assert.equal(await metric(router, 'perilune_policy_errors_total', 'hook="done"') ?? 0, 0,
     'done has seen what the engine counted');
+});
+
+test('a stream in which the router has to find the usage chunk is not asked for compressed', async (t) => {
+  const { engine, router } = await one(t, { config: { usage: 'always' } });
+  engine.handler = (entry, res) => {
+    const gzip = entry.headers['accept-encoding'] === 'gzip';
+    const text = `data: ${JSON.stringify(chunk('m', 'one'))}\n\n${
+      entry.json.stream_options ? `data: ${JSON.stringify({ choices: [], usage: usage(7, 1) })}\n\n` : ''}data: [DONE]\n\n`;
+    res.writeHead(200, { 'content-type': 'text/event-stream', ...(gzip ? { 'content-encoding': 'gzip' } : {}) })
+      .end(gzip ? gzipSync(text) : text);
+  };
+  const ask = async (extra) => {
+    const answer = await send(router.url + path, {
+      method: 'POST', body: chat('m', { stream: true, ...extra }), headers: { 'accept-encoding': 'gzip' },
+    });
+    const parts = [];
+    for await (const part of answer) parts.push(part);
+    const bytes = Buffer.concat(parts);
+    return (answer.headers['content-encoding'] ? gunzipSync(bytes) : bytes).toString();
+  };
+  const unasked = await ask({});
+  assert.doesNotMatch(unasked, /"usage"/);
+  assert.match(unasked, /"one"[^]*DONE/);
+  assert.match(await ask({ stream_options: { include_usage: true } }), /"usage"/);
+  assert.deepEqual(engine.requests.map((entry) => entry.headers['accept-encoding']), [undefined, 'gzip']);
 });
 
 test('a config error names the file and the key', async (t) => {

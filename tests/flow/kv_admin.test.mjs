@@ -252,10 +252,36 @@ test('queries by hash take local hashes, however they are written', async (t) =>
   assert.equal(await ask(`"0x${hash.toString(16).toUpperCase()}", 5`), 16);
   assert.equal(await ask('5'), 0);
   await until('the other, too', async () => await ask(`${local}`) === 16);
+  // salt and adapter are in the hash: whoever has it need not say them
+  await post(`${router.admin}/events?engine=a`, { type: 'BlockStored', block_hashes: [21], parent_block_hash: null,
+    token_ids: vector, block_size: 16, cache_salt: 'tenant-a', lora_name: 'my-lora' });
+  await until('the salted one', async () => await ask(`"0x12ed440cccc38cf3"`) === 16); // Dynamo's, too
   for (const bad of ['18446744073709551616', '-9223372036854775809', '"0x"', '"12x"', 'null', '1e3', '"']) {
     assert.match(await ask(bad), /block_hashes\[0\]|not usable/, bad);
   }
   assert.match(await ask('5', ', "cache_salt": "s"'), /have their cache_salt in them/);
+});
+
+test("Dynamo's published hashes are found without naming the adapter or salt that is in them", async (t) => {
+  const { router } = await ingesting(t, { a: 1 }, { engine: { block_tokens: 16 } });
+  const stored = (first, more) => ({ type: 'BlockStored', block_hashes: [first, first + 1, first + 2], parent_block_hash: null,
+    token_ids: Array.from({ length: 48 }, (_, i) => i + 1), block_size: 16, ...more });
+  await post(`${router.admin}/events?engine=a`, [
+    stored(10), stored(20, { lora_name: 'my-lora' }), stored(30, { cache_salt: 'tenant-a' }),
+    stored(40, { lora_name: 'my-lora', cache_salt: 'tenant-a' }),
+  ]);
+  const vectors = {
+    none: ['ea06fc71a5ee6e88', '1fbf39bd106be0b5', 'a8562fe663b7a097'],
+    lora: ['3990f1b14309d7e6', '27c809c22da91b94', 'e0ee5d0e535bfbf1'],
+    salt: ['71742dfed90682a9', 'b7db648aa3dfb040', '27ea5f8baebff2fd'],
+    both: ['12ed440cccc38cf3', '9db0a52cbd130133', 'de036775f15cf586'],
+  };
+  const ask = async (name, more) => (await post(`${router.admin}/query_by_hash`,
+    { model_name: 'm', block_hashes: vectors[name].map((h) => `0x${h}`), ...more })).json.scores['0']?.['0'];
+  await until('all is known', async () => await ask('both') === 48);
+  for (const name of Object.keys(vectors)) assert.equal(await ask(name), 48, name);
+  assert.equal(await ask('both', { lora_name: 'my-lora' }), 48);
+  assert.equal(await ask('none', { lora_name: 'my-lora' }), undefined);
 });
 
 test('events are handed in as JSON and as msgpack', async (t) => {

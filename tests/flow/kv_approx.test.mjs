@@ -106,6 +106,39 @@ test('an engine that says that it had nothing is believed', async (t) => {
   assert.deepEqual([accuracy.predicted_tokens, accuracy.actual_tokens], [160 + 80, 160 + 160 + 32]);
 });
 
+test('an engine that leaves out a count of 0, as vLLM does, is understood once it has told one', async (t) => {
+  let had; // undefined: its usage has no details
+  const { router } = await three(t, { cached: (entry) => ({ prompt: entry.json.prompt.length, cached: had }) });
+  const ids = prompt(1);
+  const { worker } = await complete(router, ids); // it may be one that never tells
+  const holds = async (asked) => (await explain(router, { prompt: asked })).workers
+    .find((w) => w.name === worker).cached_tokens;
+  const aside = (seed) => [...prompt(1, 80), ...prompt(seed, 64)];
+  await complete(router, aside(3));
+  assert.equal(await holds([...ids, 1]), 160);
+  had = 80;
+  await complete(router, aside(4));
+  assert.equal(await holds([...ids, 1]), 160);
+  had = undefined;
+  await complete(router, aside(5));
+  await until('it is corrected', async () => await holds([...ids, 1]) === 80);
+});
+
+test('predictions that are far off are told of, and when they are right again', async (t) => {
+  let had = 0;
+  const { router } = await three(t, { cached: (entry) => ({ prompt: entry.json.prompt.length, cached: had }) });
+  const { worker } = await complete(router, prompt(1));
+  for (let i = 0; i < 40; i++) await complete(router, prompt(1));
+  const told = await router.log('kv_accuracy');
+  assert.equal(told.level, 'warn');
+  assert.match(told.message, new RegExp(`^${worker}: \\d+ cached tokens were predicted and 0 counted`));
+  had = 160;
+  await until('it is right again', async () => {
+    await complete(router, prompt(1));
+    return router.logs.some((l) => l.event === 'kv_accuracy' && l.level === 'info');
+  });
+});
+
 test('what failed before it was computed is not expected to be there', async (t) => {
   const { router, engines } = await three(t);
   const ids = prompt(1);

@@ -4,6 +4,7 @@ import { test } from 'node:test';
 import assert from 'node:assert/strict';
 import { metric, startRouter, until, usable } from './lib/proc.mjs';
 import { get, post } from './lib/http.mjs';
+import { fakeEngine, gate } from './lib/fake.mjs';
 import { KvSubscriber } from './lib/subscriber.mjs';
 import {
   blindPolicy, complete, explain, holders, indexOf, policy, prompt, published, quietEngine,
@@ -143,6 +144,18 @@ test('an independent publisher is understood, in every style', async (t) => {
   }
 });
 
+test('engines of one model may have blocks of different sizes', async (t) => {
+  const sizes = [1, 4, 8, 16, 32];
+  const list = [];
+  for (const size of sizes) list.push(await published(t, `e${size}`, {}));
+  const router = await startPublished(t, list);
+  for (const [i, size] of sizes.entries()) await list[i].pub.store(prompt(1, 70), { blockSize: size });
+  for (const size of sizes) await untilTrust(router, `e${size}`, 'live');
+  const { workers } = await explain(router, { prompt: prompt(1, 70) });
+  assert.deepEqual(workers.map((w) => [w.name, w.block_tokens, w.cached_tokens]),
+    [['e1', 1, 70], ['e4', 4, 68], ['e8', 8, 64], ['e16', 16, 64], ['e32', 32, 64]]);
+});
+
 test('salts and adapters set prompts apart', async (t) => {
   const one = await published(t, 'a', { style: 'vllm-maps' });
   const two = await published(t, 'b', { style: 'vllm-maps' });
@@ -163,6 +176,56 @@ test('salts and adapters set prompts apart', async (t) => {
   assert.equal((await ask({ cache_salt: 'mine' })).worker, 'a');
   const plain = await explain(router, { model: 'm', prompt: ids });
   assert.deepEqual(plain.workers.map((w) => w.cached_tokens), [0, 0]);
+});
+
+test("an adapter that no event has named is not taken for the base model", async (t) => {
+  const one = await published(t, 'a', { style: 'vllm-maps' });
+  const two = await published(t, 'b', { style: 'vllm-maps' });
+  for (const { fake } of [one, two]) fake.models = ['m', { id: 'tuned', parent: 'm' }, { id: 'other', parent: 'm' }];
+  const router = await startPublished(t, [one, two]);
+  const ids = prompt(1, 64);
+  const cached = async (model) => Object.fromEntries((await explain(router, { model, prompt: ids })).workers
+    .map((w) => [w.name, w.cached_tokens]));
+  await one.pub.store(ids);
+  await two.pub.store(prompt(9, 64));
+  await untilTrust(router, 'a', 'live');
+  await untilTrust(router, 'b', 'live');
+  assert.deepEqual(await cached('m'), { a: 64, b: 0 });
+  assert.deepEqual(await cached('tuned'), { a: 0, b: 0 });
+  assert.deepEqual(await holders(router, ids, { model_name: 'tuned' }), {});
+  // what was sent there stands in, as where nothing is published; by the adapter's own name
+  await complete(router, ids, { model: 'tuned' });
+  assert.deepEqual(await cached('tuned'), { a: 64, b: 0 });
+  assert.deepEqual(await cached('other'), { a: 0, b: 0 });
+  // then its events have the say
+  await two.pub.store(ids, { lora: 'tuned' });
+  await untilHeld(router, ids, { b: 64 }, { model_name: 'tuned' });
+  assert.deepEqual(await cached('tuned'), { a: 0, b: 64 });
+  assert.deepEqual(await cached('m'), { a: 64, b: 0 });
+  assert.deepEqual(await cached('other'), { a: 0, b: 0 });
+});
+
+test("SGLang's extra_key and adapters set prompts apart, too", async (t) => {
+  const one = await published(t, 'a', { style: 'sglang' }, { kind: 'sglang' });
+  const two = await published(t, 'b', { style: 'sglang' }, { kind: 'sglang' });
+  const router = await startPublished(t, [one, two]);
+  const ids = prompt(1, 64);
+  await one.pub.store(ids);
+  await two.pub.store(ids, { salt: 'mine' });
+  await untilTrust(router, 'a', 'live');
+  await untilTrust(router, 'b', 'live');
+  await untilHeld(router, ids, { b: 64 }, { cache_salt: 'mine' });
+  const cached = async (more) => (await explain(router, { prompt: ids, ...more })).workers.map((w) => w.cached_tokens);
+  assert.deepEqual(await cached({}), [64, 0]);
+  assert.deepEqual(await cached({ extra_key: '', lora_path: null }), [64, 0]);
+  assert.deepEqual(await cached({ extra_key: 'mine' }), [0, 64]);
+  assert.deepEqual(await cached({ cache_salt: 'mi', extra_key: 'ne' }), [0, 64]); // as the engine joins them
+  assert.deepEqual(await cached({ extra_key: 'yours' }), [0, 0]);
+  assert.deepEqual(await cached({ lora_path: 'tuned' }), [0, 0]);
+  // its events name no adapter: what was sent stands in
+  await complete(router, ids, { lora_path: 'tuned' });
+  assert.deepEqual(await cached({ lora_path: 'tuned' }), [64, 0]);
+  assert.deepEqual(await cached({ lora_path: 'other' }), [0, 0]);
 });
 
 test('each rank is a worker: what it holds decides, and the engine is told', async (t) => {
@@ -205,6 +268,41 @@ test('what was sent is expected there before the engine has said so', async (t) 
   assert.equal((await indexOf(router)).predicted.inserted, 1);
 });
 
+test("engines with Eagle's windows beside others: each is asked by its own", async (t) => {
+  const list = [await published(t, 'a'), await published(t, 'b')];
+  const router = await startPublished(t, list);
+  const ids = prompt(1, 161);
+  await list[0].pub.store(prompt(90, 16));
+  await untilTrust(router, 'a', 'live');
+  const hashes = Array.from({ length: 10 }, (_, i) => BigInt(i + 1));
+  await list[1].pub.publish([list[1].pub.stored({ hashes, tokens: ids, bigram: true })]);
+  await untilHeld(router, ids, { b: 160 });
+  const cached = async (body) => (await explain(router, body)).workers.map((w) => w.cached_tokens);
+  await until('both are asked', async () => (await cached({ prompt: ids }))[1] === 160);
+  assert.deepEqual(await cached({ prompt: ids }), [0, 160]);
+  assert.equal((await complete(router, ids)).worker, 'b');
+  await list[0].pub.store(ids);
+  await until('a has it, too', async () => (await cached({ prompt: ids }))[0] === 160);
+});
+
+test('events take back what was expected and did not come, of each rank of one stream', async (t) => {
+  const one = await published(t, 'a', {}, { dp_size: 2 });
+  one.entry.kv_events.one_stream = true;
+  const router = await startPublished(t, [one], { config: { kv: { predicted_ttl_seconds: 600 } } });
+  for (const rank of [0, 1]) {
+    const ids = prompt(1 + rank), at = `a/${rank}`;
+    await one.pub.store(ids.slice(0, 16), {}, { rank });
+    await untilHeld(router, ids, { [rank ? 'a/1' : 'a']: 16 });
+    assert.equal((await complete(router, ids)).worker, at);
+    const cached = async () => (await explain(router, { prompt: ids })).workers[rank].cached_tokens;
+    assert.equal(await cached(), 160);
+    await until(`the prediction for ${at} is over`, async () => { // events of something else
+      await one.pub.store(prompt(100 + one.pub.seq, 16), {}, { rank });
+      return await cached() === 16;
+    });
+  }
+});
+
 test('a policy that does not name cached tokens costs no look-up; "always" looks, "off" never', async (t) => {
   const engine = await quietEngine(t, { cached: () => ({ prompt: 160, cached: 0 }) });
   const ids = prompt(1);
@@ -241,7 +339,7 @@ test('a chat is found by the token ids that the engine makes of it; explain asks
   const router = await startRouter(t, {
     policy: policy(t),
     config: {
-      kv: { tokenize_seconds: 10 },
+      kv: { tokenize_seconds: 10, chunk_bytes: 4096 }, // as text it would be less than a chunk
       engines: await Promise.all(Object.entries(engines).map(async ([name, e]) => {
         const { endpoint, replay } = await truth(e);
         return { name, url: e.url, kv_events: { mode: 'connect', endpoint, replay } };
@@ -270,6 +368,22 @@ test('a chat is found by the token ids that the engine makes of it; explain asks
   assert.ok(Math.abs(cached - expected.choice.cached_tokens) <= 16, `${cached}`);
 });
 
+test('an engine that gives no token ids is told of, and text goes on without', async (t) => {
+  const one = await published(t, 'a', {}, { kind: 'vllm' });
+  const router = await startPublished(t, [one], { config: { kv: { tokenize_seconds: 10 } } });
+  await one.pub.store(prompt(1));
+  await untilTrust(router, 'a', 'live');
+  const text = (i) => ({ model: 'm', messages: [{ role: 'user', content: `${i} and on it goes `.repeat(50) }] });
+  for (let i = 0; i < 8; i++) { // eight in a row: then it is left alone for a while
+    assert.equal((await post(`${router.url}/v1/chat/completions`, text(i))).status, 200);
+    const { request: { exact_tokens: exact }, workers: [w] } = await explain(router, text(i), '/v1/chat/completions');
+    assert.equal(exact, false);
+    assert.ok(w.cached_tokens > 100, 'what was routed stands in');
+  }
+  assert.match((await router.log('tokenizes_not')).message, /^a: .*approximate mode/);
+  assert.ok(await metric(router, 'perilune_tokenize_failed_total') >= 8);
+});
+
 test('a router ends while explanations wait for their token ids', async (t) => {
   const one = await published(t, 'a', {}, { kind: 'vllm' });
   const router = await startPublished(t, [one], { config: { kv: { tokenize_seconds: 10 } } });
@@ -281,4 +395,38 @@ test('a router ends while explanations wait for their token ids', async (t) => {
   await one.fake.request(0);
   await router.stop();
   for (const answer of await Promise.all(asked)) assert.ok(answer instanceof Error || answer.status === 503);
+});
+
+// Blocks under decode while three requests run that begin alike: 20 blocks in common, 2 of each one's own.
+test('blocks that running requests share count once, where the policy or the configuration wants it', async (t) => {
+  const ids = (i) => [...prompt(1, 320), ...prompt(20 + i, 32)];
+  async function blocks(name, { flags = [], config = {} } = {}) {
+    const fake = await fakeEngine(t);
+    const open = gate();
+    fake.handler = async (entry, res) => {
+      await open.opened;
+      fake.json(res, 200, { choices: [] });
+    };
+    const router = await startRouter(t, { engines: { a: fake.url }, policy: name, flags, config });
+    await usable(router, 1);
+    const sent = [0, 1, 2].map((i) => post(`${router.url}/v1/completions`, { prompt: ids(i) }));
+    await fake.request(2);
+    const count = async () => (await get(`${router.admin}/engines/a`)).json.workers[0].decode_blocks;
+    const during = await count();
+    open.open();
+    for (const answer of await Promise.all(sent)) assert.equal(answer.status, 200);
+    await until('all is given back', async () => await count() === 0);
+    await router.stop();
+    return during;
+  }
+  const apart = 3 * 22, shared = 20 + 3 * 2;
+  assert.equal(await blocks('prefix_seconds'), apart);
+  assert.equal(await blocks('least_loaded', { config: { kv: { assume_kv_reuse: true } } }), shared);
+  assert.equal(await blocks('kv_aware'), shared);
+  assert.equal(await blocks('kv_aware', { flags: ['--set', 'preset=v0'] }), apart);
+  const asks = policy(t, `local p = { api = 1, name = "asks", params = { reuse = true } }
+    function p.init(params) p.assume_kv_reuse = params.reuse end
+    function p.score(req, w) return w.decode_blocks end return p`);
+  assert.equal(await blocks(asks), shared);
+  assert.equal(await blocks(asks, { flags: ['--set', 'reuse=false'] }), apart);
 });

@@ -8,6 +8,7 @@ import {
   act, complete, explain, holders, indexOf, prompt, published, startKvRouter, startPublished, startSim,
   truth, untilHeld, untilState, untilTrust, workerOf,
 } from './lib/kv.mjs';
+import { KvPublisher } from './lib/publisher.mjs';
 
 // Two engines behind publishers, both live, with a block each that says so.
 async function pair(t, options, more = {}) {
@@ -76,6 +77,37 @@ test('numbers that go back are a restart: that worker begins anew', async (t) =>
   assert.deepEqual(await holders(router, prompt(1)), { a: 160 });
   assert.equal((await events(router)).restarts, 1);
   assert.deepEqual(await Promise.all([3, 1].map((seed) => goesTo(router, prompt(seed)))), ['b', 'a']);
+});
+
+test('an engine that restarts with another block size is understood', async (t) => {
+  const { router, b } = await pair(t, { replay: true });
+  await b.pub.store(prompt(1));
+  await untilHeld(router, prompt(1), { b: 160 });
+  b.pub.restart();
+  await b.pub.store(prompt(2), { blockSize: 32 });
+  await untilHeld(router, prompt(2), { b: 160 });
+  assert.deepEqual(await holders(router, prompt(1)), {});
+  assert.equal(await goesTo(router, prompt(2)), 'b');
+});
+
+test('an engine that sleeps has nothing cached, before it says so', async (t) => {
+  const list = [await published(t, 'a', {}, { kind: 'vllm' }), await published(t, 'b', {}, { kind: 'vllm' })];
+  const state = (awake) => `vllm:num_requests_running{engine="0"} 0
+vllm:engine_sleep_state{engine="0",sleep_state="awake"} ${awake}
+vllm:engine_sleep_state{engine="0",sleep_state="weights_offloaded"} ${1 - awake}
+`;
+  for (const { fake } of list) fake.metrics = state(1);
+  const router = await startPublished(t, list, { config: { gauges: { interval_seconds: 0.1 } } });
+  for (const { pub } of list) await pub.store(prompt(1));
+  await untilHeld(router, prompt(1), { a: 160, b: 160 });
+  list[1].fake.metrics = state(0);
+  await untilHeld(router, prompt(1), { a: 160 });
+  assert.match((await router.log('engine_asleep')).message, /^b /);
+  // awake again, it fills anew; what it had stays away
+  list[1].fake.metrics = state(1);
+  await list[1].pub.store(prompt(2));
+  await untilHeld(router, prompt(2), { b: 160 });
+  assert.deepEqual(await holders(router, prompt(1)), { a: 160 });
 });
 
 test('what comes twice counts once', async (t) => {
@@ -157,6 +189,30 @@ test('an engine that is used and says nothing goes stale, and comes back', async
   assert.equal((await explain(router, { prompt: prompt(90, 16) })).workers[1].cached_tokens, 16);
 });
 
+test('a policy may refuse what it would have to route without events', async (t) => {
+  const text = `local pl = require "perilune"
+    return { api = 1, name = "strict", score = function(req, w) return -w.cached_tokens end,
+      degrade = function(req, fault)
+        if fault.kind == pl.INDEX_STALE and req:member("user") ~= "patient" then return pl.REJECT, 7 end
+      end }`;
+  const one = await published(t, 'a', {});
+  const router = await startPublished(t, [one], { text, config: { kv: { stale_seconds: 1 } } });
+  const ask = (more) => post(`${router.url}/v1/completions`, { prompt: prompt(1), ...more });
+  assert.equal((await ask()).status, 200); // nothing was published yet: that is no fault
+  await one.pub.store(prompt(2));
+  await untilTrust(router, 'a', 'live');
+  let answer;
+  await until('it is stale', async () => {
+    answer = await ask();
+    return answer.status !== 200;
+  }, { every: 100 });
+  assert.deepEqual([answer.status, answer.json.error.code, answer.headers['retry-after']], [503, 'index_stale', '7']);
+  assert.equal((await ask({ user: 'patient' })).status, 200);
+  await one.pub.store(prompt(1));
+  await untilTrust(router, 'a', 'live');
+  assert.equal((await ask()).status, 200);
+});
+
 test('an engine that publishes late is caught up by its replay', async (t) => {
   const engines = { a: await startSim(t), b: await startSim(t) };
   await complete(engines.b, prompt(1), { model: 'sim' }); // before there is a router
@@ -233,4 +289,38 @@ test('an engine that tells where it publishes, but not its replay socket, is con
   await untilHeld(router, prompt(1), { a: 160 });
   const { endpoint, complete: whole } = await events(router, 'a');
   assert.deepEqual([endpoint, whole], [pub.endpoint, true]);
+});
+
+test('an engine that comes back elsewhere, cut otherwise, is listened to there', async (t) => {
+  const { fake, pub } = await published(t, 'a');
+  const tell = (endpoint, more = {}) => {
+    const [host, port] = endpoint.slice('tcp://'.length).split(':');
+    fake.info = { model_path: 'm', tp_size: 1, version: '0.6', kv_events: {
+      publisher: 'zmq', endpoint_host: host, endpoint_port_base: Number(port), topic: '', block_size: 16, dp_size: 1, ...more,
+    } };
+  };
+  tell(pub.endpoint);
+  const router = await startPublished(t, [{ fake, pub, entry: { name: 'a', url: fake.url, kind: 'sglang' } }],
+    { config: { health: { detect_interval_seconds: 0.1, interval_seconds: 0.1 } } });
+  await pub.store(prompt(1));
+  await untilHeld(router, prompt(1), { a: 160 });
+  // the same program, told again and again: nothing is begun anew
+  const before = fake.infos;
+  await fake.when(() => fake.infos > before + 2, 'more questions');
+  assert.equal(pub.subscriptions, 1);
+  assert.deepEqual(await holders(router, prompt(1)), { a: 160 });
+  // another one: another port, another topic, other pages, and more ranks than are configured
+  const later = await KvPublisher.open(t, { topic: 'kv' });
+  tell(later.endpoint, { topic: 'kv', block_size: 32, dp_size: 2 });
+  await later.subscribed();
+  await untilHeld(router, prompt(1), {}); // whatever was known is of the former
+  await later.store(prompt(2, 64), { blockSize: 32 });
+  await untilHeld(router, prompt(2, 64), { a: 64 });
+  assert.equal(await goesTo(router, prompt(2, 64)), 'a');
+  assert.match((await router.log('kv_ranks')).message, /2 data-parallel ranks.*dp_size/);
+  // and one that publishes nothing any more
+  fake.info = { ...fake.info, kv_events: null };
+  await untilTrust(router, 'a', 'routed');
+  await untilHeld(router, prompt(2, 64), {});
+  assert.equal((await workerOf(router, 'a')).events, null);
 });

@@ -42,6 +42,29 @@ test("an abort names the client's own rid, also when the answer streams already"
   assert.equal(abort.json.rid, rid);
 });
 
+test("a client's short rid, which others may begin with, is never named in an abort", async (t) => {
+  const engine = await fakeEngine(t);
+  standing(engine);
+  const router = await startRouter(t, {
+    threads: 1, config: { engines: [{ name: 'a', url: engine.url, kind: 'sglang' }] },
+  });
+  await usable(router, 1);
+  const leave = async (rid) => {
+    const n = engine.requests.length;
+    const res = await send(router.url + path, { method: 'POST', body: chat('m', { stream: true, rid }) });
+    await new Promise((resolve) => { res.once('data', resolve); });
+    res.on('error', () => {});
+    res.destroy();
+    await engine.requests[n].closed;
+  };
+  for (const rid of ['', 'a', 'chatcmpl-']) await leave(rid);
+  await leave(undefined); // the router's own
+  const aborts = () => engine.requests.filter((r) => r.path === '/abort_request');
+  await engine.when(() => aborts().length > 0, 'the abort');
+  const [sent] = engine.requests.filter((r) => r.json.rid?.length === 32);
+  assert.deepEqual(aborts().map((r) => r.json.rid), [sent.json.rid]);
+});
+
 test('an SGLang engine whose answer stops is told to abort the request', async (t) => {
   const engine = await fakeEngine(t);
   standing(engine);
@@ -52,13 +75,13 @@ test('an SGLang engine whose answer stops is told to abort the request', async (
     },
   });
   await usable(router, 1);
-  const answer = await post(router.url + path, chat('m', { stream: true, rid: 'stops-in-the-middle' }));
+  const answer = await post(router.url + path, chat('m', { stream: true, rid: 'stops-in-the-middle-0123456789abcdef' }));
   assert.match(answer.text, /engine_failed/);
   assert.doesNotMatch(answer.text, /DONE/);
   const abort = await engine.when(
     () => engine.requests.find((r) => r.path === '/abort_request'), 'the abort',
   );
-  assert.equal(abort.json.rid, 'stops-in-the-middle');
+  assert.equal(abort.json.rid, 'stops-in-the-middle-0123456789abcdef');
 });
 
 test('done of a policy loaded while an answer streams reads the session id', async (t) => {

@@ -42,8 +42,15 @@ test("SGLang's native API is told in the body", async (t) => {
 
 test('a trusted client may choose the rank itself', async (t) => {
   const { fake, router } = await ranked(t, { dp_size: 3, kind: 'sglang' }, { trusted_clients: ['127.0.0.0/8'] });
-  await post(`${router.url}/v1/chat/completions`, chat('m'), { headers: { 'x-data-parallel-rank': '1' } });
+  const worker = async (path, body, headers) => (
+    await post(router.url + path, body, { headers })).headers['x-perilune-worker'];
+  const chats = '/v1/chat/completions';
+  assert.equal(await worker(chats, chat('m'), { 'x-data-parallel-rank': '1' }), 'a/1');
   assert.equal(fake.requests[0].headers['x-data-parallel-rank'], '1');
-  await post(`${router.url}/generate`, { text: 'x', routed_dp_rank: 1 });
+  assert.equal(await worker('/generate', { text: 'x', routed_dp_rank: 1 }), 'a/1');
   assert.equal(fake.requests[1].json.routed_dp_rank, 1);
+  assert.equal(await worker(chats, chat('m', { data_parallel_rank: 0 })), 'a/0');
+  assert.equal(fake.requests[2].headers['x-data-parallel-rank'], '0', 'a header is stronger than the body');
+  assert.equal(await worker(chats, chat('m'), { 'x-data-parallel-rank': '7' }), 'a/2', "the engine's to refuse");
+  assert.equal(fake.requests[3].headers['x-data-parallel-rank'], '7');
 });

@@ -5,8 +5,11 @@ import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
 import { spawnSync } from 'node:child_process';
 import { existsSync, readFileSync, readdirSync } from 'node:fs';
+import { createServer } from 'node:net';
 import { join } from 'node:path';
-import { root, run, scratch, writeFile } from './lib/proc.mjs';
+import { cleanup } from './lib/cleanup.mjs';
+import { post } from './lib/http.mjs';
+import { Program, root, run, scratch, startEngine, writeFile } from './lib/proc.mjs';
 
 const read = (...path) => readFileSync(join(root, ...path), 'utf8');
 const readme = read('README.md');
@@ -69,6 +72,29 @@ test('every flag it names exists', async () => {
     }
   }
   assert.ok(seen > 5);
+});
+
+test('an engine without flags does what --help says', async (t) => {
+  const help = await printed('engine', '--help');
+  const [, host, port] = /--listen HOST:PORT .*\((.*):(\d+)\)/.exec(help);
+  const [, seed] = /--seed N .*\((\d+)\)/.exec(help);
+  // taken, by this test or by somebody else: so it ends, and says where it wanted to be
+  const taken = createServer();
+  await new Promise((resolve) => { taken.once('error', resolve).listen(Number(port), host, resolve); });
+  t.after(() => taken.close());
+  const engine = new Program(['engine']);
+  cleanup(t, () => engine.kill('SIGKILL'));
+  await assert.rejects(engine.log('listening'), new RegExp(`${host}:${port}`));
+  assert.equal((await engine.exited).code, 1);
+
+  const said = async (...flags) => {
+    const engine = await startEngine(t, { flags: ['--preset', 'instant', ...flags] });
+    const { json } = await post(`${engine.url}/v1/completions`, { prompt: 'hello', max_tokens: 16 });
+    return json.choices[0].text;
+  };
+  const plain = await said();
+  assert.equal(await said('--seed', seed), plain);
+  assert.notEqual(await said('--seed', `${Number(seed) + 1}`), plain);
 });
 
 test('every helper and ready-made policy it names exists', () => {

@@ -90,6 +90,44 @@ test('an API without sessions at the engine refuses deltas', async (t) => {
   assert.equal(engine.requests.length, 1);
 });
 
+test('an open through such an API is affinity alone: nothing is opened that it could not use', async (t) => {
+  const { engines, router, ask } = await fleet(t, { policy: 'random' });
+  const message = (action) => post(`${router.url}/v1/messages`, { model: 'm', max_tokens: 5, messages: say('one'), ...control('s', action) });
+  const first = await message('open');
+  assert.equal(first.status, 200, first.text);
+  assert.equal(first.headers['x-perilune-session'], 'router_only');
+  for (let i = 0; i < 8; i++) {
+    const turn = await message();
+    assert.equal(turn.headers['x-perilune-worker'], first.headers['x-perilune-worker']);
+    assert.equal(turn.headers['x-perilune-session'], 'bound');
+  }
+  assert.equal(engines[0].opens.length + engines[1].opens.length, 0);
+  assert.equal(await metric(router, 'perilune_session_untrimmed_total'), 0);
+  // a chat may still have it opened
+  const chat = await ask({ messages: say('one'), ...control('s', 'open') });
+  assert.equal(chat.headers['x-perilune-session'], 'open');
+  assert.equal(chat.headers['x-perilune-worker'], first.headers['x-perilune-worker']);
+});
+
+test('a session whose engine has left, and which no other can hold, stays with the next', async (t) => {
+  const { engines, router, ask } = await fleet(t, { n: 3, policy: 'random' });
+  const opened = await ask({ messages: say('one'), ...control('s', 'open') });
+  const gone = opened.headers['x-perilune-worker'];
+  for (const engine of engines) engine.onOpen = (body, res) => { engine.json(res, 404, {}); return true; };
+  await del(`${router.admin}/engines/${gone}`);
+  const next = await ask({ messages: say('one', reply, 'two'), ...control('s') });
+  assert.equal(next.headers['x-perilune-session'], 'router_only');
+  assert.notEqual(next.headers['x-perilune-worker'], gone);
+  for (let i = 0; i < 10; i++) {
+    const turn = await ask({ messages: say('one', reply, 'two'), ...control('s') });
+    assert.equal(turn.headers['x-perilune-worker'], next.headers['x-perilune-worker']);
+    assert.equal(turn.headers['x-perilune-session'], 'bound');
+  }
+  const [{ kind, worker }] = await sessions(router);
+  assert.deepEqual([kind, worker], ['router_only', next.headers['x-perilune-worker']]);
+  assert.equal((await ask({ messages: say('x'), ...delta('s') })).status, 409);
+});
+
 for (const [what, misbehave] of [
   ['resets', (entry, res) => res.socket.resetAndDestroy()],
   ['answers 500', (entry, res, engine) => engine.json(res, 500, { error: { message: 'no' } })],
@@ -128,6 +166,60 @@ for (const [what, misbehave] of [
     await nothingOpen(engines);
   });
 }
+
+test('an engine that has lost its sessions: whole conversations go on in new ones, deltas are told to reopen', async (t) => {
+  const { engines: [engine], ask, router } = await fleet(t, { n: 1 });
+  const ids = ['full', 'streamed', 'opened', 'closed', 'delta'];
+  for (const id of ids) await ask({ messages: say('one'), ...control(id, 'open') });
+  engine.sessions.clear(); // as after a restart that nobody has noticed
+  const whole = say('one', reply, 'two');
+  const full = await ask({ messages: whole, ...control('full') });
+  assert.equal(full.status, 200, full.text);
+  assert.equal(full.headers['x-perilune-session'], 'reopened');
+  const sent = engine.requests.at(-1).json;
+  assert.deepEqual(sent.messages, whole);
+  assert.equal(sent.session_params.id, engine.opens.at(-1).session_id);
+  await ask({ messages: [...whole, ...say('', reply).slice(1), ...say('three')], ...control('full') });
+  assert.deepEqual(engine.requests.at(-1).json.messages, say('three')); // trimmed again
+  const streamed = await ask({ messages: whole, stream: true, ...control('streamed') });
+  assert.equal(streamed.status, 200);
+  assert.match(streamed.text, /\[DONE\]/);
+  assert.doesNotMatch(streamed.text, /Invalid/);
+  assert.equal((await ask({ messages: whole, ...control('opened', 'open') })).headers['x-perilune-session'], 'reopened');
+  assert.equal((await ask({ messages: whole, ...control('closed', 'close') })).status, 200);
+  const lost = await ask({ messages: say('two'), ...delta('delta') });
+  assert.equal(lost.status, 409, lost.text);
+  assert.equal(lost.json.error.code, 'session_lost');
+  assert.deepEqual((await sessions(router)).map(({ id }) => id).sort(), ['full', 'opened', 'streamed']);
+  await until('the others are closed', () => engine.sessions.size === 3);
+  assert.equal(await metric(router, 'perilune_session_poisoned_total'), ids.length);
+  assert.equal(await metric(router, 'perilune_session_closes_total', 'cause="poisoned"'), ids.length);
+  await router.log('session_poisoned');
+});
+
+test('an engine that refuses a turn for other reasons, or every session, is passed on as it is', async (t) => {
+  const { engines: [engine], ask } = await fleet(t, { n: 1 });
+  await ask({ messages: say('one'), ...control('s', 'open') });
+  const infer = engine.handler;
+  for (const [status, text] of [[400, 'max_tokens is too large'], [422, 'x'.repeat(3 << 20)], [404, '']]) {
+    engine.handler = (entry, res) => res.writeHead(status, { 'content-type': 'text/plain', 'x-of-the-engine': 'yes' }).end(text);
+    const refused = await ask({ messages: say('one', reply, 'two'), ...control('s') });
+    assert.equal(refused.status, status);
+    assert.equal(refused.text, text);
+    assert.equal(refused.headers['x-of-the-engine'], 'yes');
+    assert.equal(refused.headers['x-perilune-session'], 'bound');
+  }
+  engine.handler = infer;
+  const next = await ask({ messages: say('one', reply, 'two'), ...control('s') });
+  assert.equal(next.headers['x-perilune-session'], 'bound'); // nothing had touched it
+  assert.deepEqual(engine.requests.at(-1).json.messages, say('two'));
+  engine.handler = (entry, res) => engine.json(res, 400, { error: { message: 'Invalid request session id' } });
+  const before = engine.requests.length;
+  const never = await ask({ messages: say('one', reply, 'two', reply, 'three'), ...control('s') });
+  assert.equal(never.status, 400);
+  assert.equal(engine.requests.length, before + 2); // once more, and not for ever
+  await nothingOpen([engine]);
+});
 
 test('a turn that broke off and went on elsewhere without a session closes what it left', async (t) => {
   const { engines, ask } = await fleet(t, { config: { breaker: { failures: 100 } } });
@@ -224,6 +316,32 @@ test('one engine alone that cannot open a session still serves', async (t) => {
   const answer = await ask({ messages: say('one'), ...control('s', 'open') });
   assert.equal(answer.status, 200, answer.text);
   assert.equal(answer.headers['x-perilune-session'], 'router_only');
+});
+
+test('an engine that only fails at opens goes on serving, and is left out of sessions', async (t) => {
+  const { engines, ask, router } = await fleet(t);
+  engines[0].onOpen = (body, res) => { engines[0].json(res, 500, { error: { message: 'no' } }); return true; };
+  for (let i = 0; i < 12; i++) {
+    const answer = await ask({ messages: say('one'), ...control(`s${i}`, 'open') });
+    assert.equal(answer.headers['x-perilune-session'], 'open', answer.text);
+    assert.equal(answer.headers['x-perilune-worker'], 'e1');
+  }
+  assert.ok(engines[0].opens.length < 9, `${engines[0].opens.length}: three, and one more now and then`);
+  // long: an error page, say
+  engines[1].onOpen = (body, res) => { res.end('x'.repeat(100000)); return true; };
+  const answers = await Promise.all(Array.from({ length: 24 }, (_, i) => ask({ messages: say('one'), ...control(`t${i}`, 'open') })));
+  for (const { status, headers, text } of answers) {
+    assert.equal(status, 200, text);
+    assert.equal(headers['x-perilune-session'], 'router_only');
+  }
+  assert.equal(await metric(router, 'perilune_engine_breaker_opened_total'), 0);
+  await router.log('session_open_failed');
+  for (const engine of engines) engine.onOpen = null; // left alone for a while, not for ever
+  let n = 0;
+  await until('both are used again', async () => {
+    await ask({ messages: say('one'), ...control(`u${n++}`, 'open') });
+    return engines.every((engine) => engine.sessions.size > 12);
+  }, { timeout: 60000 });
 });
 
 test('a session that was closed when its engine left is not missed when it expires', async (t) => {

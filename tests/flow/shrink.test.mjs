@@ -54,6 +54,13 @@ test('SHRINK lowers whatever limit the API has', async (t) => {
     { max_new_tokens: 5, top_p: 1 });
 });
 
+test('a limit that is given twice is lowered where the engine reads it', async (t) => {
+  const { ask } = await shrinking(t);
+  const got = await ask('/generate', 5,
+    '{"text":"x","sampling_params":{"max_new_tokens":3,"max_new_tokens":9,"max_new\\u005ftokens":800}}');
+  assert.equal(got.sampling_params.max_new_tokens, 5);
+});
+
 test('SHRINK never raises what an engine would do without a limit', async (t) => {
   const { ask } = await shrinking(t);
   assert.deepEqual(await ask('/v1/completions', 1000, { model: 'm', prompt: 'x' }),

@@ -133,7 +133,8 @@ static void batch(const void *p, size_t n)
         MUST(pl_apply_new(NULL, &known, &a) == 0);
     }
     pl_apply_rank ranks[2] = {{.slot = 0, .group = -1}, {.slot = 1, .group = -1}};
-    pl_apply_target t = {PL_STR("m"), n % 2 ? 4 : 0, ranks, 2};
+    pl_apply_target t = {
+        .model = PL_STR("m"), .block_tokens = n % 2 ? 4 : 0, .ranks = ranks, .ranks_n = 2};
     pl_applied what;
     MUST(pl_apply_batch(a, &t, 0, p, n, &what) == rc);
     MUST(ranks[0].counts.events + ranks[1].counts.events + ranks[0].counts.unknown_ranks == events);

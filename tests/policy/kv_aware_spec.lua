@@ -45,6 +45,16 @@ describe("kv_aware", function()
     assert.equal("c of 54 45 42", costs(decide { preset = "v0", overlap_score_credit = 2 }))
   end)
 
+  it("has the ledger count shared blocks once where Dynamo does", function()
+    local function reuse(params) return testing.load("policies/kv_aware.lua", params).assume_kv_reuse end
+    assert.is_true(reuse {})
+    assert.is_true(reuse { preset = "agentic" })
+    assert.is_false(reuse { preset = "load_aware" })
+    assert.is_false(reuse { preset = "v0" })
+    assert.is_false(reuse { assume_kv_reuse = 0 })
+    assert.is_true(reuse { preset = "v0", assume_kv_reuse = 1 })
+  end)
+
   it("lets credits decay with the prefill that a worker has beyond the least busy", function()
     -- a has 20 blocks more, 2 prompts: a third of 8 blocks: 30 - 2.667 + 40. c has 1 prompt more: half of 4, and 3 of
     -- host memory: 20 - 5 + 30. b and c tie

@@ -32,6 +32,7 @@ export class FakeEngine {
     this.requests = [];   // every inference request: {method, path, headers, body, json, aborted}
     this.metrics = null;  // the text of /metrics; null: there is none
     this.info = null;     // what /server_info answers; null: there is none
+    this.infos = 0;       // how often it did
     this.looks = new Set();
     this.words = words;
     this.delayMs = 0;
@@ -96,7 +97,8 @@ export class FakeEngine {
     if (path === '/v1/models') {
       this.json(res, 200, {
         object: 'list',
-        data: this.models.map((id) => ({ id, object: 'model', created: 1, owned_by: 'fake' })),
+        data: this.models.map((m) => ({ object: 'model', created: 1, owned_by: 'fake',
+          ...(typeof m === 'string' ? { id: m } : m) })),
       });
       return;
     }
@@ -105,6 +107,8 @@ export class FakeEngine {
       return;
     }
     if (path === '/server_info' && this.info !== null) {
+      this.infos++;
+      this.changed();
       this.json(res, 200, this.info);
       return;
     }

@@ -76,14 +76,15 @@ export async function complete(at, ids, more = {}) {
   };
 }
 
-// A fake engine; cached(entry) says what its usage tells (undefined: nothing).
+// A fake engine; cached(entry) says what its usage tells: { prompt, cached } (undefined: nothing).
 export async function quietEngine(t, { cached = () => undefined, ...options } = {}) {
   const fake = await fakeEngine(t, options);
   fake.cached = cached;
   fake.handler = (entry, res) => {
     const n = fake.cached(entry);
     const text = { choices: [{ index: 0, text: 'x', message: { role: 'assistant', content: 'x' } }] };
-    fake.json(res, 200, { ...text, ...(n === undefined ? {} : { usage: usage(n.prompt, 1, n.cached) }) });
+    const told = n && { ...usage(n.prompt, 1, n.cached), ...(n.cached === undefined && { prompt_tokens_details: null }) };
+    fake.json(res, 200, { ...text, ...(told && { usage: told }) });
   };
   return fake;
 }

@@ -156,6 +156,18 @@ static void utf8_names_the_first_bad_byte(void **state)
     assert_true(pl_str_utf8((pl_str){NULL, 0}, NULL));
 }
 
+static void clips_between_characters(void **state)
+{
+    (void)state;
+    pl_str s = PL_STR("a\xc3\xa9\xe2\x82\xac\xf0\x9f\x8c\x99"); /* 1, 2, 3 and 4 bytes */
+    static const size_t whole[] = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10, 10};
+    for (size_t most = 0; most < sizeof whole / sizeof *whole; most++) {
+        assert_int_equal(pl_str_clip(s, most).n, whole[most]);
+        assert_true(pl_str_utf8(pl_str_clip(s, most), NULL));
+    }
+    assert_int_equal(pl_str_clip((pl_str){NULL, 0}, 0).n, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -168,6 +180,7 @@ int main(void)
         cmocka_unit_test(duplicates_with_a_nul),
         cmocka_unit_test(utf8_all_code_points),
         cmocka_unit_test(utf8_names_the_first_bad_byte),
+        cmocka_unit_test(clips_between_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

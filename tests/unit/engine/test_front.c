@@ -380,6 +380,46 @@ static void test_errors(void **state)
     stop(&e);
 }
 
+/* What is shown of a long name ends with a whole character: else the answer would be no JSON. */
+static void test_long_names(void **state)
+{
+    engine e = start("sglang", "instant");
+    pl_buf name = {0}, body = {0};
+    assert_int_equal(pl_buf_add(&name, "x", 1), 0);
+    for (int i = 0; i < 150; i++)
+        assert_int_equal(pl_buf_add(&name, "\xc3\xa9", 2), 0);
+    assert_int_equal(pl_buf_add(&name, "", 1), 0);
+    assert_int_equal(
+        pl_buf_addf(&body, "{\"model\":\"%s\",\"messages\":[{\"role\":\"user\"}]}", name.p), 0);
+    answer a = ask(&e, "/v1/chat/completions", body.p);
+    assert_int_equal(a.status, 404);
+    json_t *v = json_loads(a.body, 0, NULL);
+    assert_non_null(strstr(text_at(v, "error.message"), "\xc3\xa9` does not exist."));
+    json_decref(v);
+    pl_buf_free(&a.raw);
+    body.n = 0;
+    assert_int_equal(pl_buf_addf(&body, "{\"session_id\":\"%s\"," CHAT "\"max_tokens\":1}", name.p),
+                     0);
+    json_decref(ask_json(&e, "/v1/chat/completions", body.p));
+    v = ask_json(&e, "/sim/requests", NULL);
+    assert_int_equal(strlen(text_at(v, "over.0.session")), 63);
+    json_decref(v);
+    pl_buf_free(&name);
+    pl_buf_free(&body);
+    stop(&e);
+}
+
+/* One document may stand without a list around it. */
+static void test_rerank_one(void **state)
+{
+    engine e = start("sglang", "instant");
+    json_t *v = ask_json(&e, "/v1/rerank", "{\"query\":\"q\",\"documents\":\"the only one\"}");
+    assert_int_equal(json_array_size(v), 1);
+    assert_string_equal(text_at(v, "0.document"), "the only one");
+    json_decref(v);
+    stop(&e);
+}
+
 static void test_tokenize(void **state)
 {
     engine e = start("sglang", "instant");
@@ -587,7 +627,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_tokenize),           cmocka_unit_test(test_client_leaves),
         cmocka_unit_test(test_abort_request),      cmocka_unit_test(test_faults),
         cmocka_unit_test(test_slow_reader),        cmocka_unit_test(test_end_midway),
-        cmocka_unit_test(test_bad_options),
+        cmocka_unit_test(test_bad_options),        cmocka_unit_test(test_long_names),
+        cmocka_unit_test(test_rerank_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

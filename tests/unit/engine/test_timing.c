@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -40,6 +41,15 @@ static void test_time_always_moves(void **state)
     assert_int_equal(step("instant", 0, 0, 1, 1), 1);
 }
 
+static void test_time_stays_in_range(void **state)
+{
+    static const double much[] = {1e16, 1e300, INFINITY};
+    for (size_t i = 0; i < sizeof much / sizeof *much; i++) {
+        pl_timing t = {"much", much[i], 0, 0, 0, 0, 0};
+        assert_int_equal(pl_timing_step_us(&t, &(pl_step_work){.decoding = 1}), 1000000000000000);
+    }
+}
+
 static void test_names(void **state)
 {
     assert_null(pl_timing_find(PL_STR("llama-8b")));
@@ -62,6 +72,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),
         cmocka_unit_test(test_time_always_moves),
+        cmocka_unit_test(test_time_stays_in_range),
         cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -50,6 +50,10 @@ static const char vllm_page[] =
     "vllm:cache_config_info{block_size=\"32\",cache_dtype=\"auto\",engine=\"0\",num_gpu_blocks="
     "\"1000\",num_cpu_blocks=\"None\"} 1.0\n"
     "vllm:cache_config_info{block_size=\"32\",engine=\"1\",num_gpu_blocks=\"3000\"} 1.0\n"
+    "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"awake\"} 1.0\n"
+    "vllm:engine_sleep_state{engine=\"0\",sleep_state=\"discard_all\"} 0.0\n"
+    "vllm:engine_sleep_state{engine=\"1\",sleep_state=\"awake\"} 0.0\n"
+    "vllm:engine_sleep_state{engine=\"1\",sleep_state=\"weights_offloaded\"} 1.0\n"
     "vllm:e2e_request_latency_seconds_bucket{engine=\"0\",le=\"0.3\",model_name=\"m\"} 8.0\n";
 
 static void vllm_tells_by_engine_label(void **state)
@@ -62,6 +66,8 @@ static void vllm_tells_by_engine_label(void **state)
     sizes_are(&e->workers[0], 32, 32000);
     sizes_are(&e->workers[1], 32, 96000);
     assert_int_equal(atomic_load(&e->workers[1].gauges_at_ns), 77);
+    assert_false(atomic_load(&e->workers[0].asleep));
+    assert_true(atomic_load(&e->workers[1].asleep));
     pl_engine_unref(e);
 }
 

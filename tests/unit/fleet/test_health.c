@@ -193,6 +193,10 @@ static void test_comes_up_with_its_models(void **state)
     world_wait(&t->w, t->changes == 1);
     assert_int_equal(health(t), PL_HEALTH_UP);
     assert_int_equal(t->models_when_up, 2);
+    pl_view *v = pl_fleet_view(t->fleet);
+    assert_true(pl_view_model(v, PL_STR("lora-a"))->adapter);
+    assert_false(pl_view_model(v, PL_STR("base"))->adapter);
+    pl_view_unref(v);
     assert_true(has_model(t, "base"));
     assert_true(has_model(t, "lora-a"));
     assert_int_equal(atomic_load(&t->engine->kind), PL_KIND_VLLM);

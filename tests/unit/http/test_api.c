@@ -207,6 +207,21 @@ static void test_quoting(void **state)
     quoted_as(PL_STR("a\xc3\n\xe6\xbd"), "\"a\xef\xbf\xbd\\n\xef\xbf\xbd\xef\xbf\xbd\"");
 }
 
+static void test_quoting_into_an_arena(void **state)
+{
+    pl_arena a = PL_ARENA_INIT;
+    pl_str s = pl_json_quoted(&a, PL_STR("a\"b"));
+    assert_true(pl_str_eq(s, PL_STR("\"a\\\"b\"")));
+    pl_arena_free(&a);
+    for (long n = 0; n < 2; n++) { /* the buffer's, the arena's */
+        failing_alloc_after(n);
+        s = pl_json_quoted(&a, PL_STR("x"));
+        failing_alloc_after(-1);
+        assert_null(s.p);
+        pl_arena_free(&a);
+    }
+}
+
 static void test_out_of_memory(void **state)
 {
     static const char *const paths[] = {"/v1/messages", "/generate"};
@@ -234,9 +249,13 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_paths),         cmocka_unit_test(test_control_paths),
-        cmocka_unit_test(test_openai_errors), cmocka_unit_test(test_anthropic_errors),
-        cmocka_unit_test(test_error_events),  cmocka_unit_test(test_quoting),
+        cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_control_paths),
+        cmocka_unit_test(test_openai_errors),
+        cmocka_unit_test(test_anthropic_errors),
+        cmocka_unit_test(test_error_events),
+        cmocka_unit_test(test_quoting),
+        cmocka_unit_test(test_quoting_into_an_arena),
         cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

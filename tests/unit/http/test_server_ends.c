@@ -135,6 +135,39 @@ static void clients_that_do_not_read(void **state)
     fx_free(&f);
 }
 
+/* Takes this much, and drops it. */
+static void swallow(fixture *f, int fd, size_t n)
+{
+    uint64_t until = pl_now_ns() + DEADLINE_NS;
+    char some[4096];
+    while (n) {
+        ssize_t k = recv(fd, some, n < sizeof some ? n : sizeof some, MSG_DONTWAIT);
+        assert_true(k > 0 || (k < 0 && errno == EAGAIN));
+        assert_true(pl_now_ns() < until);
+        n -= k > 0 ? (size_t)k : 0;
+        fx_pump(f);
+    }
+}
+
+/* A little now and then is not enough, however much came at once in the beginning. */
+static void answers_taken_in_drips(void **state)
+{
+    fixture f;
+    start(&f);
+    int fd = fx_connect_buf(&f, 4096);
+    fx_send(&f, fd, GET("/big"));
+    swallow(&f, fd, 1 << 20);
+    int seconds = 0;
+    for (; pl_server_stats_of(f.server)->open && seconds < 600; seconds += 15) {
+        swallow(&f, fd, 3000);
+        fx_pass(&f, 15000);
+    }
+    assert_in_range(seconds, 60, 150);
+    assert_int_equal(pl_server_stats_of(f.server)->timeouts, 1);
+    close(fd);
+    fx_free(&f);
+}
+
 static bool fill(fixture *f)
 {
     pl_str s = {f->big, 60000};
@@ -412,6 +445,7 @@ int main(void)
         cmocka_unit_test(timeouts),
         cmocka_unit_test(bodies_that_drip),
         cmocka_unit_test(clients_that_do_not_read),
+        cmocka_unit_test(answers_taken_in_drips),
         cmocka_unit_test(backpressure),
         cmocka_unit_test(clients_that_leave),
         cmocka_unit_test(aborts),

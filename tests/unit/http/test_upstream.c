@@ -321,6 +321,92 @@ static void test_slow_head(void **state)
     world_close(&w);
 }
 
+/* Bytes that are not the answer's keep no call alive. */
+static void test_endless_framing(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *begin, *more;
+    } rows[] = {{CHUNKED "1\r\na\r\n1;x", "y"}, {CHUNKED "1\r\na\r\n0\r\nT: ", "v"}};
+    for (size_t row = 0; row < 2; row++) {
+        world w;
+        world_open(&w);
+        w.answer = answer_once_quietly;
+        pl_pool *p = pool_of(&w);
+        seen s = {0};
+        send_get(p, &s);
+        world_wait(&w, w.accepted);
+        world_settle(&w);
+        peer_send(w.peers[0], rows[row].begin);
+        world_wait(&w, s.bodies);
+        for (int i = 0; i < 5; i++) {
+            assert_int_equal(s.over, 0);
+            world_advance(&w, 11000);
+            peer_send(w.peers[0], rows[row].more);
+            world_settle(&w);
+        }
+        world_advance(&w, 6000);
+        assert_int_equal(s.err, PL_ETIMEOUT);
+        pl_pool_free(p);
+        seen_free(&s);
+        world_close(&w);
+    }
+}
+
+/* What comes as fast as it can ends by its amount. Two engines: one goes on with interim answers,
+ * one with a chunk's extension. */
+static void test_floods_without_an_answer(void **state)
+{
+    (void)state;
+    for (int extension = 0; extension < 2; extension++) {
+        world w;
+        world_open(&w);
+        pl_buf text = {0};
+        if (extension)
+            assert_int_equal(pl_buf_addf(&text, CHUNKED "1;x="), 0);
+        for (int i = 0; i < (extension ? 70000 : 101); i++)
+            assert_int_equal(pl_buf_addf(&text, extension ? "y" : "HTTP/1.1 102 Wait\r\n\r\n"), 0);
+        assert_int_equal(pl_buf_addf(&text, extension ? "\r\na\r\n0\r\n\r\n" : OK), 0);
+        w.answer = answer_text;
+        w.test = text.p;
+        pl_pool *p = pool_of(&w);
+        seen s = {0};
+        send_get(p, &s);
+        world_wait(&w, s.over);
+        assert_int_equal(s.err, PL_EPROTOCOL);
+        assert_int_equal(s.heads, extension);
+        pl_pool_free(p);
+        seen_free(&s);
+        world_close(&w);
+        pl_buf_free(&text);
+    }
+}
+
+/* Far more framing than body, and right all the same. */
+static void test_many_small_chunks(void **state)
+{
+    (void)state;
+    world w;
+    world_open(&w);
+    pl_buf text = {0};
+    assert_int_equal(pl_buf_addf(&text, CHUNKED), 0);
+    for (int i = 0; i < 20000; i++)
+        assert_int_equal(pl_buf_addf(&text, "1\r\na\r\n"), 0);
+    assert_int_equal(pl_buf_addf(&text, "0\r\n\r\n"), 0);
+    w.answer = answer_text;
+    w.test = text.p;
+    pl_pool *p = pool_of(&w);
+    seen s = {0};
+    send_get(p, &s);
+    world_wait(&w, s.over);
+    assert_int_equal(s.ends, 1);
+    assert_int_equal(s.body.n, 20000);
+    pl_pool_free(p);
+    seen_free(&s);
+    world_close(&w);
+    pl_buf_free(&text);
+}
+
 static void test_pause_and_resume(void **state)
 {
     (void)state;
@@ -435,6 +521,9 @@ int main(void)
         cmocka_unit_test(test_answers_without_body),
         cmocka_unit_test(test_answer_timeouts),
         cmocka_unit_test(test_slow_head),
+        cmocka_unit_test(test_endless_framing),
+        cmocka_unit_test(test_floods_without_an_answer),
+        cmocka_unit_test(test_many_small_chunks),
         cmocka_unit_test(test_pause_and_resume),
         cmocka_unit_test(test_resumed_call_times_out_again),
         cmocka_unit_test(test_cancel_in_events),

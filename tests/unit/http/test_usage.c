@@ -98,6 +98,7 @@ static void test_none(void **state)
         "{\"choices\":[{\"usage\":{\"prompt_tokens\":1}}]}",
         "{\"a\":tru,\"usage\":{\"prompt_tokens\":1}}",
         "[1,2,\"_tokens\"]",
+        "{\"usage\":{\"prompt_tokens\":1e300,\"cached_tokens\":1e18,\"completion_tokens\":1e13}}",
         "_tokens",
         "0123456789abcde_tokens",
     };

@@ -29,7 +29,8 @@ static void begin(fixture *x, uint32_t block_tokens, int ranks, bool known)
     assert_int_equal(pl_apply_new(NULL, known ? &double_known : NULL, &x->a), 0);
     for (int i = 0; i < 3; i++)
         x->ranks[i] = (pl_apply_rank){.slot = i, .group = -1};
-    x->t = (pl_apply_target){PL_STR("m"), block_tokens, x->ranks, ranks};
+    x->t = (pl_apply_target){
+        .model = PL_STR("m"), .block_tokens = block_tokens, .ranks = x->ranks, .ranks_n = ranks};
 }
 
 static void end(fixture *x)
@@ -342,12 +343,53 @@ static void what_does_not_fit_is_refused_and_counted(void **state)
     send(&x);
     assert_int_equal(c->refused, 2);
     end(&x);
-    /* where nobody said the block size, the first store does */
+}
+
+static void the_first_store_says_the_block_size_where_nobody_did(void **state)
+{
+    (void)state;
+    fixture x;
     begin(&x, 0, 1, true);
-    pack(&x.p, "[0,[['BlockStored',[1],n,[1,2,3,4],4],['BlockStored',[2],n,#,8]],0]", 8, 1);
+    pack(&x.p, "[0,[['BlockStored',[1,2],n,#,4],['BlockStored',[3],n,#,8]],0]", 8, 1, 8, 1);
     send(&x);
-    assert_int_equal(x.t.block_tokens, 4);
+    assert_int_equal(pl_apply_block_tokens(&x.t), 4);
     assert_int_equal(x.ranks[0].counts.bad_block_size, 1);
+    /* a restart may have another one */
+    pl_apply_clear(x.a, &x.ranks[0]);
+    pack(&x.p, "[0,[['BlockStored',[3],n,#,8],['BlockStored',[4],3,#,8]],0]", 8, 1, 8, 9);
+    send(&x);
+    assert_int_equal(pl_apply_block_tokens(&x.t), 8);
+    assert_int_equal(x.ranks[0].counts.stored, 4);
+    end(&x);
+
+    /* one block alone may be a short last page; what is said twice stands */
+    begin(&x, 0, 1, true);
+    pack(&x.p, "[0,[['BlockStored',[1],99,[1,2],2],['BlockStored',[2],n,#,4]],0]", 4, 1);
+    send(&x);
+    assert_int_equal(pl_apply_block_tokens(&x.t), 4);
+    assert_int_equal(x.ranks[0].counts.stored, 1);
+    pack(&x.p, "[0,[['BlockStored',[3],2,#,4],['BlockStored',[4],n,#,8]],0]", 4, 5, 8, 1);
+    send(&x);
+    assert_int_equal(pl_apply_block_tokens(&x.t), 4);
+    assert_int_equal(x.ranks[0].counts.stored, 2);
+    assert_int_equal(x.ranks[0].counts.bad_block_size, 1);
+    end(&x);
+
+    /* what was given stands, whatever comes */
+    begin(&x, 8, 1, true);
+    pack(&x.p, "[0,[['BlockStored',[1,2],n,#,4]],0]", 8, 1);
+    send(&x);
+    assert_int_equal(x.t.block_tokens, 8);
+    assert_true(x.ranks[0].tried && !x.ranks[0].landed);
+    pack(&x.p, "[0,[['BlockStored',[1],n,#,8]],0]", 8, 1);
+    send(&x);
+    assert_false(x.ranks[0].tried && !x.ranks[0].landed);
+    /* what was indexed before a clear says nothing of what comes now */
+    pl_apply_clear(x.a, &x.ranks[0]);
+    assert_false(x.ranks[0].tried && !x.ranks[0].landed);
+    pack(&x.p, "[0,[['BlockStored',[1,2],n,#,4]],0]", 8, 1);
+    send(&x);
+    assert_true(x.ranks[0].tried && !x.ranks[0].landed);
     end(&x);
 }
 
@@ -370,6 +412,64 @@ static void spaces_without_end_are_refused(void **state)
     send(&x);
     assert_string_equal(double_space(double_get(0, 999).space), "m/1//s5");
     end(&x);
+}
+
+/* An engine that restarts may come back with blocks of another size. */
+static void a_size_that_was_learned_is_learned_again(void **state)
+{
+    (void)state;
+    fixture x;
+    begin(&x, 0, 1, true);
+    pack(&x.p, "[0,[['BlockStored',[1],n,[1,2,3,4],4],['BlockStored',[2],n,[1,2],2]],0]");
+    send(&x);
+    assert_int_equal(pl_apply_block_tokens(&x.t), 4);
+    assert_true(double_count(0) == 1 && x.ranks[0].counts.partial == 1);
+    pl_apply_clear(x.a, &x.ranks[0]);
+    /* a short last page is none of its blocks */
+    pack(&x.p, "[0,[['BlockStored',[1],n,[1,2,3],3]],0]");
+    send(&x);
+    assert_true(double_count(0) == 0 && x.ranks[0].counts.partial == 2);
+    pack(&x.p, "[0,[['BlockStored',[1],n,[1,2],2],['BlockStored',[2],1,[3,4],2]],0]");
+    send(&x);
+    assert_int_equal(pl_apply_block_tokens(&x.t), 2);
+    assert_int_equal(double_count(0), 2);
+    pl_apply_clear(x.a, &x.ranks[0]);
+    pack(&x.p, "[0,[['BlockStored',[1],n,#,8]],0]", 8, 1);
+    send(&x);
+    assert_int_equal(pl_apply_block_tokens(&x.t), 8);
+    end(&x);
+    begin(&x, 4, 1, true); /* one that was given stays */
+    pack(&x.p, "[0,[['BlockStored',[1],n,#,8]],0]", 8, 1);
+    send(&x);
+    assert_true(pl_apply_block_tokens(&x.t) == 4 && x.ranks[0].counts.bad_block_size == 1);
+    end(&x);
+}
+
+/* Whatever the reason: that nothing of what comes is of use must show, also after better times. */
+static void what_brings_nothing_is_noticed(void **state)
+{
+    (void)state;
+    static const char *const useless[] = {
+        "[0,[['BlockStored',[1],n,[1,2],2]],7]",           /* of a rank that is not there */
+        "[0,[['BlockStored',[[]],n,[1,2],2]],0]",          /* hashes that are none */
+        "[0,[['BlockStoredV2',[1],n,[1,2],2]],0]",         /* a type of the future */
+        "[0,[['BlockStored',[1],n,[1,2,3],3]],0]",         /* blocks of another size */
+        "[0,[['BlockStored',[1],9,[1,2],2]],0]",           /* behind what is not known */
+        "[0,[['BlockStored',[1],n,[1,2],2,n,'tape']],0]"}; /* nobody knows where */
+    for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) {
+        fixture x;
+        begin(&x, 2, 2, true);
+        assert_int_equal(x.ranks[0].tried, 0);
+        pack(&x.p, useless[i]);
+        send(&x);
+        assert_true(x.ranks[0].tried == 1 && x.ranks[0].landed == 0);
+        pack(&x.p, "[0,[['BlockStored',[1],n,[1,2],2]],0]");
+        send(&x);
+        assert_int_equal(x.ranks[0].landed, 1);
+        pl_apply_clear(x.a, &x.ranks[0]);
+        assert_true(x.ranks[0].tried == 0 && x.ranks[0].landed == 0);
+        end(&x);
+    }
 }
 
 static void keep_drops_what_is_not_named(void **state)
@@ -403,7 +503,10 @@ int main(void)
         cmocka_unit_test(router_events_bring_their_local_hashes),
         cmocka_unit_test(one_dense_group_speaks_for_a_hybrid_model),
         cmocka_unit_test(what_does_not_fit_is_refused_and_counted),
+        cmocka_unit_test(the_first_store_says_the_block_size_where_nobody_did),
         cmocka_unit_test(spaces_without_end_are_refused),
+        cmocka_unit_test(a_size_that_was_learned_is_learned_again),
+        cmocka_unit_test(what_brings_nothing_is_noticed),
         cmocka_unit_test(keep_drops_what_is_not_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -175,6 +175,23 @@ static void vllm_generations(void **state)
     assert_int_equal(e.spec, PL_KV_SPEC_DENSE);
     assert_int_equal(e.tier, PL_TIER_EXTERNAL);
 
+    /* what stands behind the places of group and kind is neither (Dynamo: locality, source) */
+    p.n = 0;
+    pack(&p,
+         "[f,[['BlockRemoved',[1],'GPU',0,n,n,'LOCAL','engine'],['BlockRemoved',[1],'GPU',0,n,n,n,"
+         "'engine'],['BlockStored',[1],n,[1],1,n,n,n,n,n,1,'full_attention',n,'REMOTE','engine'],"
+         "['BlockStored',[1],n,[1],1,'7f3a','GPU']],0]",
+         1.0);
+    assert_int_equal(pl_kv_batch_open(&b, p.p, p.n), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pl_kv_batch_next(&b, &e), 1);
+        assert_true(e.group == 0 && e.spec == PL_KV_SPEC_UNSAID && e.tier == PL_TIER_DEVICE);
+    }
+    assert_int_equal(pl_kv_batch_next(&b, &e), 1); /* with Dynamo's older place before them */
+    assert_true(e.group == 1 && e.spec == PL_KV_SPEC_DENSE && e.tier == PL_TIER_EXTERNAL);
+    assert_false(e.unnamed_lora);
+    assert_true(only(&b).unnamed_lora); /* an adapter by an id that is no number */
+
     /* maps, with keys in any order; a number in place of the adapter's name */
     p.n = 0;
     pack(&p,

@@ -1,5 +1,9 @@
 /* The feed against publishers on real sockets: what arrives is in the index, what is lost is
  * repaired. */
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include "feed_peer.h"
 
 static void events_arrive(void **state)
@@ -45,9 +49,11 @@ static void a_late_join_and_a_gap_are_replayed(void **state)
         WAIT(&e, stats(slot).counts.stored == 2);
         WAIT(&e, in_state(slot, PL_TRUST_LIVE));
         assert_true(stats(slot).complete);
+        assert_true(stats(slot).lag_seconds < 0); /* they are as old as they are */
         engine_wait(&e);
         engine_store(&e, 3, 2, false);
         WAIT(&e, stats(slot).counts.stored == 3);
+        assert_true(stats(slot).lag_seconds > 1e6);
         engine_store(&e, 4, 3, true);
         engine_store(&e, 5, 4, true);
         engine_store(&e, 6, 5, false);
@@ -213,6 +219,63 @@ static void engines_connect_to_us(void **state)
     pl_feed_free(feed);
     engine_close(&e[0]);
     engine_close(&e[1]);
+}
+
+/* Somebody knocks at the port that engines connect to, as a probe does, and goes away again. */
+static void a_stranger_at_the_port_changes_nothing(void **state)
+{
+    (void)state;
+    engine e = {.topic = ""};
+    int slot = 0;
+    feed_open(NULL);
+    pl_feed_source s = {.engine = PL_STR("e"),
+                        .slots = &slot,
+                        .ranks_n = 1,
+                        .model = PL_STR("m"),
+                        .block_tokens = 1,
+                        .mode = PL_FEED_BIND,
+                        .endpoint = PL_STR("tcp://127.0.0.1:*")};
+    add(&s);
+    WAIT(NULL, stats(slot).endpoint[0]);
+    pl_feed_stats st = stats(slot);
+    e.ctx = zmq_ctx_new();
+    e.router = zmq_socket(e.ctx, ZMQ_ROUTER);
+    for (int life = 0; life < 2; life++) {
+        e.pub = zmq_socket(e.ctx, ZMQ_XPUB);
+        int patience = 30000, zero = 0;
+        zmq_setsockopt(e.pub, ZMQ_RCVTIMEO, &patience, sizeof patience);
+        zmq_setsockopt(e.pub, ZMQ_LINGER, &zero, sizeof zero);
+        assert_int_equal(zmq_connect(e.pub, st.endpoint), 0);
+        engine_wait(&e);
+        WAIT(NULL, stats(slot).connected);
+        for (int i = 0; i < 3; i++) {
+            struct sockaddr_in to = {.sin_family = AF_INET,
+                                     .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                     .sin_port =
+                                         htons((uint16_t)atoi(strrchr(st.endpoint, ':') + 1))};
+            int fd = socket(AF_INET, SOCK_STREAM, 0);
+            assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+            /* nothing; what ZeroMQ says first, and no more; something else */
+            static const char *const words[] = {"", "\xff\1\1\1\1\1\1\1\1\x7f\3", "GET / HTTP"};
+            ssize_t n = (ssize_t)strlen(words[i]);
+            assert_true(write(fd, words[i], (size_t)n) == n);
+            close(fd);
+        }
+        for (int i = 0; i < 20; i++) {
+            uint64_t n = e.next;
+            engine_store(&e, n + 1, n, false);
+            WAIT(NULL, stats(slot).has_seq && stats(slot).last_seq == n);
+            assert_true(stats(slot).connected);
+        }
+        assert_int_equal(stats(slot).disconnects, life);
+        zmq_close(e.pub);
+        WAIT(NULL, !stats(slot).connected);
+    }
+    assert_int_equal(stats(slot).disconnects, 2);
+    pl_feed_free(feed);
+    engine_forget(&e);
+    zmq_close(e.router);
+    zmq_ctx_term(e.ctx);
 }
 
 static void ranks_have_ports_of_their_own(void **state)
@@ -416,6 +479,7 @@ int main(void)
         cmocka_unit_test(a_restart_clears_that_rank_only),
         cmocka_unit_test(a_reconnect_finds_a_restarted_engine),
         cmocka_unit_test(engines_connect_to_us),
+        cmocka_unit_test(a_stranger_at_the_port_changes_nothing),
         cmocka_unit_test(ranks_have_ports_of_their_own),
         cmocka_unit_test(one_stream_for_all_ranks),
         cmocka_unit_test(a_snapshot_confirms_or_drops),

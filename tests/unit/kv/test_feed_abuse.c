@@ -46,18 +46,22 @@ static void garbage_is_cut_off_and_let_in_again(void **state)
 static void a_flood_is_cut_off(void **state)
 {
     (void)state;
-    engine flood, calm;
-    int slots[] = {0, 1};
+    engine flood, calm, wide;
+    int slots[] = {0, 1, 2};
     engine_open(&flood);
+    engine_open(&wide);
     engine_open(&calm);
     pl_feed_options o = PL_FEED_OPTIONS;
     o.trust.bytes_per_second_max = 1 << 20;
     feed_open(&o);
     pl_feed_source s = source(&flood, &slots[0], false);
     add(&s);
+    s = source(&wide, &slots[2], false);
+    add(&s);
     s = source(&calm, &slots[1], false);
     add(&s);
     engine_wait(&flood);
+    engine_wait(&wide);
     engine_wait(&calm);
     char *big = calloc(1, 2 << 20);
     assert_non_null(big);
@@ -65,14 +69,49 @@ static void a_flood_is_cut_off(void **state)
     zmq_send(flood.pub, "", 0, ZMQ_SNDMORE);
     zmq_send(flood.pub, number, 8, ZMQ_SNDMORE);
     zmq_send(flood.pub, big, 2 << 20, 0);
-    free(big);
     WAIT(NULL, in_state(0, PL_TRUST_UNTRUSTED));
     assert_true(stats(0).floods == 1 && !stats(0).connected);
+    /* whichever frame it is that is large */
+    zmq_send(wide.pub, big, 2 << 20, ZMQ_SNDMORE);
+    zmq_send(wide.pub, number, 8, ZMQ_SNDMORE);
+    zmq_send(wide.pub, "\x92\1\x90", 3, 0);
+    WAIT(NULL, in_state(2, PL_TRUST_UNTRUSTED));
+    free(big);
     engine_store(&calm, 1, 0, false);
     WAIT(NULL, double_count(1) == 1);
     pl_feed_free(feed);
+    engine_close(&wide);
     engine_close(&flood);
     engine_close(&calm);
+}
+
+/* Who hands events in is told that they are not taken, instead of losing them. */
+static void events_over_http_are_refused_while_cut_off(void **state)
+{
+    (void)state;
+    int slot = 0;
+    pl_feed_options o = PL_FEED_OPTIONS;
+    o.trust.quiet_ns = 2000 * MS;
+    feed_open(&o);
+    pl_feed_source s = {.engine = PL_STR("e"),
+                        .slots = &slot,
+                        .ranks_n = 1,
+                        .model = PL_STR("m"),
+                        .block_tokens = 1};
+    add(&s);
+    pl_errbuf eb;
+    const pl_str good = PL_STR(
+        "{\"type\":\"BlockStored\",\"block_hashes\":[1],\"token_ids\":[2],\"block_size\":1}");
+    assert_int_equal(pl_feed_ingest(feed, slot, good, true, &eb), 0);
+    for (int i = 0; i < 9; i++)
+        assert_int_equal(pl_feed_ingest(feed, slot, PL_STR("\xc1"), false, &eb), 0);
+    WAIT(NULL, in_state(slot, PL_TRUST_UNTRUSTED));
+    assert_int_equal(double_count(slot), 0);
+    assert_int_equal(pl_feed_ingest(feed, slot, good, true, &eb), PL_EBUSY);
+    assert_non_null(strstr(eb.text, "garbage"));
+    WAIT(NULL, pl_feed_ingest(feed, slot, good, true, &eb) == 0);
+    WAIT(NULL, double_count(slot) == 1);
+    pl_feed_free(feed);
 }
 
 /* What does not fit while a replay runs is dropped, and repaired by another replay. */
@@ -97,6 +136,44 @@ static void what_is_held_is_bounded(void **state)
     WAIT(&e, double_count(slot) == 100);
     WAIT(&e, in_state(slot, PL_TRUST_LIVE));
     assert_true(stats(slot).held_batches == 0 && stats(slot).complete);
+    pl_feed_free(feed);
+    engine_close(&e);
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+size_t __sanitizer_get_current_allocated_bytes(void);
+#define HEAP() __sanitizer_get_current_allocated_bytes()
+#else
+#include <malloc.h>
+#define HEAP() ((size_t)mallinfo2().uordblks)
+#endif
+
+/* Short batches behind long topics: what is held must be what is counted. */
+static void what_is_held_is_all_that_is_kept(void **state)
+{
+    (void)state;
+    engine e;
+    int slot = 0;
+    engine_open(&e);
+    pl_feed_options o = PL_FEED_OPTIONS;
+    o.trust.ask_idle_ns = 60000 * MS;
+    feed_open(&o);
+    pl_feed_source s = source(&e, &slot, true);
+    add(&s);
+    engine_wait(&e);
+    char topic[7000];
+    memset(topic, 't', sizeof topic);
+    e.topic = topic;
+    e.topic_n = sizeof topic;
+    size_t before = 0;
+    for (uint64_t i = 0; i < 500; i++) {
+        engine_store(&e, i + 1, i, false);
+        WAIT(NULL, stats(slot).messages == i + 1);
+        if (i == 9)
+            before = HEAP();
+    }
+    assert_true(stats(slot).held_batches == 500);
+    assert_true(HEAP() - before < 1000000);
     pl_feed_free(feed);
     engine_close(&e);
 }
@@ -223,6 +300,16 @@ static void stores_that_lead_nowhere_show(void **state)
     WAIT(NULL, stats(slot).counts.stores == 10);
     assert_true(stats(slot).nothing_indexed);
     assert_int_equal(stats(slot).counts.partial, 10);
+    /* and over; and again, behind a restart after which it says what nobody understands */
+    pack(&e.batch[e.next], "[f,[['BlockStored',[50],n,#,16]],0]", 1.0, 16, 1);
+    engine_send(&e, e.next++);
+    WAIT(NULL, stats(slot).counts.stored == 1);
+    assert_false(stats(slot).nothing_indexed);
+    engine_forget(&e);
+    pack(&e.batch[0], "[f,[['BlockStoredV9',[50],n,#,16]],0]", 1.0, 16, 1);
+    engine_send(&e, 0);
+    WAIT(NULL, stats(slot).counts.unknown_types == 1);
+    assert_true(stats(slot).nothing_indexed);
     pl_feed_free(feed);
     engine_close(&e);
 }
@@ -314,7 +401,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(garbage_is_cut_off_and_let_in_again),
         cmocka_unit_test(a_flood_is_cut_off),
+        cmocka_unit_test(events_over_http_are_refused_while_cut_off),
         cmocka_unit_test(what_is_held_is_bounded),
+        cmocka_unit_test(what_is_held_is_all_that_is_kept),
         cmocka_unit_test(replays_wait_for_each_other),
         cmocka_unit_test(a_frame_that_is_too_large_is_never_taken),
         cmocka_unit_test(an_address_that_is_no_publisher),

@@ -35,7 +35,8 @@ static void begin(fixture *x)
     assert_int_equal(pl_apply_new(x->ix, &known, &x->a), 0);
     for (int i = 0; i < 2; i++)
         x->ranks[i] = (pl_apply_rank){.slot = 10 + i, .group = -1};
-    x->t = (pl_apply_target){PL_STR("m"), 4, x->ranks, 2};
+    x->t =
+        (pl_apply_target){.model = PL_STR("m"), .block_tokens = 4, .ranks = x->ranks, .ranks_n = 2};
 }
 
 static void end(fixture *x)

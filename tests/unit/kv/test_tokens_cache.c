@@ -469,6 +469,15 @@ static void what_cannot_be_asked(void **state)
         "{\"prompt\":[\"a\"]}",
         "{\"input\":\"a\"}",
         "{\"system\":\"a\",\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}",
+        /* whatever image it is, its placeholder is the same */
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"},"
+        "{\"type\":\"image_url\",\"image_url\":{\"url\":\"http://a/b.png\"}}]}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"content\":[{\"source\":{\"data\":"
+        "\"AA\"},"
+        "\"type\":\"image\"}],\"role\":\"user\"}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"input_audio\",\"text\":\"x\","
+        "\"input_audio\":{}}]}]}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":[{\"image_url\":\"http://a/b.png\"}]}]}",
     };
     pl_tokcache *c = cache(1 << 20, 1);
     asker k;
@@ -483,6 +492,14 @@ static void what_cannot_be_asked(void **state)
     k.api = PL_TOKCACHE_PROMPT;
     assert_int_equal(ask(&k, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}"),
                      PL_TOKCACHE_OFF);
+    k.api = PL_TOKCACHE_CHAT;
+    assert_int_equal(ask(&k, "{\"messages\":[{\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
+                             "{\"text\":\"b\",\"type\":\"input_text\"},\"c\"]},"
+                             "{\"role\":\"tool\",\"content\":null}]}"),
+                     PL_TOKCACHE_ASK);
+    fail_calls(&k);
+    wait_ready(&k);
+    k.api = PL_TOKCACHE_PROMPT;
     assert_int_equal(ask(&k, "{\"text\":\"x\"}"), PL_TOKCACHE_ASK);
     asker other;
     asker_init(&other, c);

@@ -486,63 +486,130 @@ static void a_flood_is_cut_off(void **state)
     }
 }
 
-/* Any order of messages: nothing is applied twice or out of order within a lifetime, and what is
- * asked for always ends. */
-static void any_order_ends(void **state)
+/* The engine dies while some of its last messages are not read yet: they are no sign that it is
+ * back, and the connection that comes is checked all the same. */
+static void a_late_message_does_not_hide_a_reconnect(void **state)
 {
     (void)state;
-    uint64_t rng = 7;
-    for (int round = 0; round < 300; round++) {
-        pl_trust t = make(round % 2, round % 3 == 0);
-        unsigned what = pl_trust_start(&t, now);
-        uint64_t last = 0;
-        bool have = false;
-        for (int i = 0; i < 400; i++) {
-            if (what & (PL_DO_REPLAY | PL_DO_SNAPSHOT))
-                pl_trust_asked(&t, now);
-            rng = rng * 6364136223846793005u + 1442695040888963407u;
-            unsigned dice = (unsigned)(rng >> 33);
-            uint64_t seq = t.next + dice % 7 - (t.next >= 2 ? 2 : 0);
-            now += S / 4 * (dice / 7 % 3);
-            int life = dice / 64 % 16 == 0 ? i : 1;
-            switch (dice / 1024 % 6) {
-            case 0:
-            case 1:
-                what = live(&t, life, seq);
-                break;
-            case 2:
-                what = replayed(&t, life, seq);
-                break;
-            case 3:
-                what = dice / 8192 % 8 ? held(&t, 1, seq) : pl_trust_replay_end(&t, now);
-                break;
-            case 4:
-                what = pl_trust_tick(&t, now, 0);
-                break;
-            default:
-                what = dice / 8192 % 2 ? pl_trust_connected(&t, now)
-                                       : pl_trust_snapshot_end(&t, now, seq);
-            }
-            assert_false((what & PL_DO_APPLY) && (what & PL_DO_HOLD));
-            if (what & PL_DO_CLEAR)
-                have = false;
-            if (what & PL_DO_APPLY) {
-                assert_true(!have || t.next - 1 == last + 1 || t.snapshots);
-                have = true;
-                last = t.next - 1;
-            }
-            assert_true((t.ask != PL_ASK_NOTHING) ==
-                        (t.state == PL_TRUST_GAP || t.state == PL_TRUST_REPLAYING));
-        }
-        if (what & (PL_DO_REPLAY | PL_DO_SNAPSHOT))
-            pl_trust_asked(&t, now);
-        for (int i = 0; i < 20 && t.ask != PL_ASK_NOTHING; i++) {
-            now += 3 * S;
-            if (pl_trust_tick(&t, now, 0) & (PL_DO_REPLAY | PL_DO_SNAPSHOT))
-                pl_trust_asked(&t, now);
-        }
-        assert_int_equal(t.ask, PL_ASK_NOTHING);
+    pl_trust t = at(4, true);
+    pl_trust_lost(&t, now);
+    unsigned what = live(&t, 1, 4);
+    assert_int_equal(what, PL_DO_REPLAY | PL_DO_HOLD);
+    while (what & PL_DO_REPLAY) { /* it is not there yet */
+        pl_trust_asked(&t, now);
+        what = pl_trust_ask_failed(&t, now);
     }
+    assert_int_equal(what, PL_DO_STOP | PL_DO_FLUSH);
+    assert_int_equal(held(&t, 1, 4), PL_DO_APPLY);
+    assert_int_equal(pl_trust_connected(&t, now), PL_DO_REPLAY);
+    assert_int_equal(t.ask_from, 4);
+    pl_trust_asked(&t, now);
+    assert_int_equal(pl_trust_replay_end(&t, now), /* it has less than we know */
+                     PL_DO_CLEAR | PL_DO_FORGET | PL_DO_STOP | PL_DO_REPLAY);
+    assert_int_equal(t.restarts, 1);
+    /* and what the new one says first must not pass for what the old one would have said next */
+    t = at(4, true);
+    pl_trust_lost(&t, now);
+    assert_int_equal(live(&t, 2, 4), PL_DO_REPLAY | PL_DO_HOLD);
+}
+
+/* An engine that answers at once that it has nothing of what is missing: asking that without end
+ * would keep every batch that comes from being applied. */
+static void answers_that_bring_nothing_end(void **state)
+{
+    (void)state;
+    for (uint64_t n = 0; n < 4; n += 3) { /* joined late; known, and in the engine's buffer once */
+        pl_trust t = at(n, true);
+        unsigned what = live(&t, 1, 57);
+        int asked = 0;
+        while (what & PL_DO_REPLAY) {
+            assert_true(asked++ < 10);
+            pl_trust_asked(&t, now);
+            if (n)
+                assert_int_equal(replayed(&t, 1, n - 1), 0);
+            assert_int_equal(pl_trust_replay_end(&t, now), PL_DO_STOP | PL_DO_FLUSH);
+            what = held(&t, 1, 57);
+        }
+        assert_int_equal(asked, 3);
+        assert_int_equal(what, PL_DO_CLEAR | PL_DO_APPLY);
+        assert_false(t.complete);
+        assert_int_equal(live(&t, 1, 58), PL_DO_APPLY);
+        is(&t, "live");
+    }
+}
+
+/* Tries that failed are in a row only until one succeeds, also where that had nothing new to say.
+ */
+static void a_check_that_succeeds_ends_the_row_of_failures(void **state)
+{
+    (void)state;
+    pl_trust t = at(3, true);
+    pl_trust_lost(&t, now);
+    assert_int_equal(pl_trust_connected(&t, now), PL_DO_REPLAY);
+    for (int i = 0; i < 2; i++) {
+        pl_trust_asked(&t, now);
+        assert_int_equal(pl_trust_ask_failed(&t, now), PL_DO_STOP | PL_DO_REPLAY);
+    }
+    pl_trust_asked(&t, now);
+    assert_int_equal(replayed(&t, 1, 2), 0);
+    pl_trust_replay_end(&t, now);
+    assert_int_equal(live(&t, 1, 9), PL_DO_REPLAY | PL_DO_HOLD);
+    pl_trust_asked(&t, now);
+    assert_int_equal(pl_trust_ask_failed(&t, now), PL_DO_STOP | PL_DO_REPLAY);
+}
+
+/* What the engine before it did not answer says nothing of the one that has just begun. */
+static void a_restarted_engine_is_asked_at_once(void **state)
+{
+    (void)state;
+    pl_trust t = at(3, true);
+    unsigned what = live(&t, 1, 6);
+    while (what & PL_DO_REPLAY) {
+        pl_trust_asked(&t, now);
+        what = pl_trust_ask_failed(&t, now);
+    }
+    assert_int_equal(held(&t, 1, 6), PL_DO_APPLY);
+    assert_true(live(&t, 2, 2) & PL_DO_REPLAY);
+}
+
+/* Two publishers whose numbers run into each other, or one that makes them up: no engine restarts
+ * that often, and each time costs a clear and a replay. */
+static void restarts_without_end_are_cut_off(void **state)
+{
+    (void)state;
+    for (int replay = 0; replay < 2; replay++) {
+        pl_trust t = at(1, replay);
+        int restarts = 0;
+        unsigned what = 0;
+        while (!(what & PL_DO_SHUT)) {
+            assert_true(restarts++ < 20);
+            now += S / 2;
+            what = live(&t, 1 + restarts, 0);
+        }
+        assert_int_equal(restarts, 9);
+        is(&t, "untrusted");
+        assert_int_equal(t.restarts, 9);
+        /* one now and then is what engines do */
+        t = at(1, replay);
+        for (restarts = 0; restarts < 30; restarts++) {
+            now += 2 * S;
+            assert_false(live(&t, 2 + restarts, 0) & PL_DO_SHUT);
+        }
+    }
+}
+
+/* Nothing was there yet that could have been dropped. */
+static void a_first_answer_is_no_reset(void **state)
+{
+    (void)state;
+    pl_trust t = make(true, false);
+    pl_trust_start(&t, now);
+    pl_trust_asked(&t, now);
+    assert_true(replayed(&t, 1, 4000) & PL_DO_APPLY);
+    assert_int_equal(replayed(&t, 1, 4001), PL_DO_APPLY);
+    pl_trust_replay_end(&t, now);
+    assert_false(t.complete);
+    assert_int_equal(t.resets, 0);
 }
 
 int main(void)
@@ -572,7 +639,12 @@ int main(void)
         cmocka_unit_test(a_batch_that_cannot_be_read_resets),
         cmocka_unit_test(garbage_is_cut_off_and_comes_back),
         cmocka_unit_test(a_flood_is_cut_off),
-        cmocka_unit_test(any_order_ends),
+        cmocka_unit_test(a_late_message_does_not_hide_a_reconnect),
+        cmocka_unit_test(answers_that_bring_nothing_end),
+        cmocka_unit_test(a_check_that_succeeds_ends_the_row_of_failures),
+        cmocka_unit_test(a_restarted_engine_is_asked_at_once),
+        cmocka_unit_test(restarts_without_end_are_cut_off),
+        cmocka_unit_test(a_first_answer_is_no_reset),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

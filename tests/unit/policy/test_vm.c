@@ -57,6 +57,9 @@ static void test_refusals(void **state)
     refused("return { api = 1, name = 'a b' }", "check", 0, "name must be");
     refused("return { api = 1, temperature = -1 }", "check", 0, "temperature");
     refused("return { api = 1, temperature = 0/0 }", "check", 0, "temperature");
+    refused("return { api = 1, assume_kv_reuse = 1 }", "check", 0, "must be true or false");
+    refused("local p = { api = 1 }\nfunction p.init() p.assume_kv_reuse = 'yes' end return p",
+            "init", 0, "must be true or false, not a string");
     refused("return { api = 1, params = { a = {} } }", "check", 0, "params.a");
     refused("return { api = 1,\n init = function() error('dark') end }", "init", 2, "dark");
 }

@@ -391,6 +391,29 @@ static void it_takes_no_writes_for_a_while(void **state)
     assert_int_equal(ask(f, &c), 0);
 }
 
+/* It answers, and takes nothing. */
+static void it_has_no_memory_for_a_while(void **state)
+{
+    fixture *f = *state;
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    up(f);
+    pl_store_call c = put("s", 1, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(ask(f, &c), 0);
+    server_tell(&f->srv, "CONFIG SET maxmemory 1");
+    c = put("t", 1, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(ask(f, &c), PL_EUNAVAILABLE);
+    down(f);
+    uint64_t until_ns = pl_now_ns() + 2500000000u; /* it is asked again and again */
+    DRIVE_UNTIL(&f->d, pl_now_ns() > until_ns);
+    assert_int_equal(times(logged(f), "\"warn\""), 1);
+    assert_non_null(strstr(logged(f), "OOM command not allowed when used memory > 'maxmemory'. S"));
+    server_tell(&f->srv, "CONFIG SET maxmemory 0");
+    up(f);
+    assert_int_equal(ask(f, &c), 0);
+}
+
 static void the_password_is_wrong(void **state)
 {
     fixture *f = *state;
@@ -565,6 +588,86 @@ static void a_busy_loop_is_no_outage(void **state)
     assert_true(pl_store_redis_up(f->s));
 }
 
+typedef struct follower {
+    pl_store_call first, then;
+    fixture *f;
+    uint64_t asked_ns, took_ns; /* of `then` */
+} follower;
+
+static void then_answered(pl_store_call *c)
+{
+    follower *x = (follower *)((char *)c - offsetof(follower, then));
+    x->took_ns = pl_now_ns() - x->asked_ns;
+}
+
+static void ask_then(pl_store_call *c)
+{
+    follower *x = (follower *)c;
+    x->asked_ns = pl_now_ns();
+    (void)pl_store_start(x->f->s, &x->then);
+}
+
+/* Who asks again when a call has timed out waits for that answer as for any, and does not make
+ * those wait longer who have asked before. */
+static void a_call_from_a_timeout_has_its_own_time(void **state)
+{
+    fixture *f = *state;
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    follower x;
+    do { /* again where this machine was so slow that the connection counted as down first */
+        up(f);
+        DRIVE_UNTIL(&f->d, !((pl_redis_handle *)f->s)->sweeping);
+        x = (follower){call(PL_STORE_GET, "first"), call(PL_STORE_GET, "then"), f, 0, 0};
+        x.first.done = ask_then;
+        x.then.done = then_answered;
+        pl_store_call before = call(PL_STORE_GET, "before");
+        pl_store_start(f->s, &before);
+        server_tell(&f->srv, "PING"); /* it has answered that */
+        kill(f->srv.pid, SIGSTOP);
+        uint64_t first_ns = pl_now_ns();
+        pl_store_start(f->s, &x.first);
+        /* the last that is heard comes well after `first` was sent: so the connection still
+         * counts as up when that times out */
+        uint64_t until_ns = pl_now_ns() + COMMAND_MS / 2 * 1000000ull;
+        while (pl_now_ns() < until_ns)
+            ;
+        pl_store_call later = call(PL_STORE_GET, "later");
+        pl_store_start(f->s, &later);
+        uint64_t apart_ms = (pl_now_ns() - first_ns) / 1000000;
+        DRIVE_UNTIL(&f->d, !x.first.pending);
+        const pl_timer *t = &((pl_redis_handle *)f->s)->timer;
+        if (x.first.result == PL_ETIMEOUT && later.pending)
+            assert_in_range(t->due_ms, 1, f->d.wheel.now_ms + apart_ms);
+        DRIVE_UNTIL(&f->d, !before.pending && !x.then.pending && !later.pending);
+        kill(f->srv.pid, SIGCONT);
+    } while (x.first.result != PL_ETIMEOUT);
+    assert_true(x.then.result == PL_EUNAVAILABLE || x.took_ns >= COMMAND_MS * 1000000ull);
+}
+
+/* A binding of the outage is not the one that somebody wants to remove. */
+static void a_removal_of_another_version_leaves_what_was_bound(void **state)
+{
+    fixture *f = *state;
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    down(f);
+    pl_store_call p = put("s", 4, PL_SESSION_ROUTER_ONLY);
+    assert_int_equal(pl_store_start(f->s, &p), 0);
+    pl_store_call r = call(PL_STORE_REMOVE, "s");
+    r.when = PL_STORE_IF_VERSION;
+    r.version = p.binding.version + 1;
+    assert_int_equal(pl_store_start(f->s, &r), PL_EUNAVAILABLE);
+    pl_store_call g = call(PL_STORE_PEEK, "s");
+    assert_int_equal(pl_store_start(f->s, &g), 0);
+    assert_int_equal(g.binding.slot, 4);
+    r.version = p.binding.version;
+    assert_int_equal(pl_store_start(f->s, &r), 0);
+    assert_int_equal(r.old.slot, 4);
+    assert_int_equal(pl_store_start(f->s, &g), PL_EUNAVAILABLE);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
 
 int main(void)
@@ -577,6 +680,7 @@ int main(void)
         TEST(it_is_asked_before_all_is_written),
         TEST(the_servers_binding_wins),
         TEST(it_takes_no_writes_for_a_while),
+        TEST(it_has_no_memory_for_a_while),
         TEST(the_password_is_wrong),
         TEST(its_name_means_nothing),
         TEST(a_web_server_is_there),
@@ -585,6 +689,8 @@ int main(void)
         TEST(calls_are_cancelled_and_the_store_freed_under_way),
         TEST(the_store_is_freed_by_the_last_answer),
         TEST(a_busy_loop_is_no_outage),
+        TEST(a_call_from_a_timeout_has_its_own_time),
+        TEST(a_removal_of_another_version_leaves_what_was_bound),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

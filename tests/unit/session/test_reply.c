@@ -332,6 +332,12 @@ static void test_usage_of_one_token(void **state)
     assert_false(pl_reply_judge(r, 30, 30).poisoned);
     assert_true(pl_reply_judge(r, -1, 30).complete);
     pl_reply_free(r);
+    /* a refusal for what the request says has one token, too: the session is as it was */
+    r = answer(PL_API_GENERATE,
+               "{\"text\":\"\",\"meta_info\":{\"finish_reason\":{\"type\":\"abort\",\"message\":"
+               "\"Streaming sessions do not support replace.\"},\"prompt_tokens\":1}}");
+    assert_false(pl_reply_judge(r, 1, 30).poisoned);
+    pl_reply_free(r);
     pl_reply_free(NULL);
 }
 
