@@ -1,5 +1,5 @@
 /* perilune as a library: the router behind opaque handles. Everything here is thread-safe unless it
- * says otherwise. Errors are negative pl_err codes (base/err.h); pl_strerror names them. */
+ * says otherwise. Errors are negative codes; pl_strerror names them. */
 #ifndef PERILUNE_H
 #define PERILUNE_H
 
@@ -10,6 +10,9 @@ extern "C" {
 #endif
 
 #define PERILUNE_VERSION "0.1.0"
+
+/* Static text of an error code; never NULL. */
+const char *pl_strerror(int err);
 
 typedef struct pl_router pl_router;
 

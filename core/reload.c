@@ -183,23 +183,7 @@ static int build(pl_reload *rl, pl_vm_error *err)
         .memory_bytes = r->config.vm_memory_bytes,
         .clock = r->config.decider.clock,
     };
-    pl_shared *scratch = pl_shared_new(); /* the self-test must not leave traces in what is live */
-    pl_vm *trial = NULL;
-    o.shared = scratch;
-    int rc = scratch ? pl_vm_new(rl->source, &o, &trial, err) : PL_ENOMEM;
-    if (rc == 0)
-        rc = pl_vm_init(trial, NULL, err);
-    if (rc == 0)
-        rc = pl_selftest(trial, err);
-    if (rc == 0) {
-        snprintf(rl->result.name, sizeof rl->result.name, "%s", pl_vm_name(trial));
-        snprintf(rl->result.sha256, sizeof rl->result.sha256, "%s",
-                 pl_policy_source_sha256(rl->source));
-        rl->result.hooks = pl_vm_hooks(trial);
-    }
-    if (trial)
-        pl_vm_free(trial);
-    pl_shared_free(scratch);
+    int rc = pl_try_out(rl->source, &o, err);
     o.shared = r->shared;
     for (int i = 0; i < r->loops_n && rc == 0; i++) {
         step *s = &rl->steps[i];
@@ -207,6 +191,12 @@ static int build(pl_reload *rl, pl_vm_error *err)
         s->loop = &r->loops[i];
         o.loop = i;
         rc = pl_vm_new(rl->source, &o, &s->vm, err);
+    }
+    if (rc == 0) {
+        snprintf(rl->result.name, sizeof rl->result.name, "%s", pl_vm_name(rl->steps[0].vm));
+        snprintf(rl->result.sha256, sizeof rl->result.sha256, "%s",
+                 pl_policy_source_sha256(rl->source));
+        rl->result.hooks = pl_vm_hooks(rl->steps[0].vm);
     }
     return rc;
 }

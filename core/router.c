@@ -16,6 +16,7 @@
 #include "http/proxy.h"
 #include "knowledge.h"
 #include "loop.h"
+#include "policy/check.h"
 
 /* --- create --- */
 
@@ -115,6 +116,22 @@ int pl_router_new(const char *config_json, pl_router **out, char *error, size_t 
 
 /* --- start --- */
 
+/* A policy that a reload would refuse is started all the same, since its errors fall back; but
+ * who started it is told. */
+static void warn_of_policy(const pl_router *r)
+{
+    const char *file = pl_policy_source_file(r->source);
+    pl_vm_options o = {.loops = r->loops_n,
+                       .seed = r->config.seed,
+                       .memory_bytes = r->config.vm_memory_bytes,
+                       .clock = r->config.decider.clock};
+    pl_vm_error err = {"", "", 0, ""};
+    if (pl_str_starts(pl_str_c(file), PL_STR("builtin:")) || pl_try_out(r->source, &o, &err) == 0)
+        return;
+    pl_log(PL_LOG_WARN, "policy_faulty", "%s:%d: %s (stage %s; perilune check %s says more)",
+           err.file[0] ? err.file : file, err.line, err.message, err.stage, file);
+}
+
 /* A VM for each loop, in order; stages and errors as for a reload. */
 static int load_policy(pl_router *r, pl_vm **vms, pl_errbuf *eb)
 {
@@ -148,6 +165,7 @@ static int load_policy(pl_router *r, pl_vm **vms, pl_errbuf *eb)
     snprintf(r->policy.sha256, sizeof r->policy.sha256, "%s", pl_policy_source_sha256(r->source));
     r->policy.hooks = pl_vm_hooks(vms[0]);
     r->policy.loaded_at = pl_wall_seconds();
+    warn_of_policy(r);
     return 0;
 }
 

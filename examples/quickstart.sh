@@ -46,6 +46,7 @@ trap 'stop; exit 130' INT TERM
 start() {
     name=$1
     shift
+    : >"$scratch/$name.log" # there before address looks into it
     "$@" 2>"$scratch/$name.log" >/dev/null &
     pid=$!
     pids="$pids $pid"

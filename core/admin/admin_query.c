@@ -184,7 +184,7 @@ static void match(pl_index_reader *reader, pl_index *ix, const query *q, uint32_
                   bool eagle, pl_str lora, uint64_t *local, pl_match *m, found *by_slot)
 {
     pl_block_space b;
-    pl_index_space space = pl_index_space_find(ix, PL_STR("*"), block_tokens, eagle, lora, q->salt);
+    pl_index_space space = pl_index_space_find(ix, PL_STR("*"), block_tokens, eagle, lora);
     if (!space || pl_block_space_init(&b, block_tokens, eagle, lora, q->salt) != 0)
         return;
     size_t n = local_hashes(q, &b, local);

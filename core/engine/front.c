@@ -161,6 +161,14 @@ void pl_front_error(pl_front *f, pl_exchange *x, int status, const char *fmt, ..
     pl_buf_free(&body);
 }
 
+bool pl_front_only(const json_t *object, const char *const *known)
+{
+    size_t n = 0;
+    for (; *known; known++)
+        n += json_object_get(object, *known) != NULL;
+    return n == json_object_size(object);
+}
+
 static void render_error(void *ctx, pl_str path, int status, const char *message, pl_buf *body)
 {
     pl_front_render_error(ctx, path, status, message, body);

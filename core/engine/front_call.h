@@ -197,6 +197,8 @@ void pl_front_send(pl_exchange *x, int status, json_t *value);
 /* An error in the shape of the path's API. */
 void pl_front_error(pl_front *f, pl_exchange *x, int status, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+/* Has the object members of these names only? `known` ends with NULL. */
+bool pl_front_only(const json_t *object, const char *const *known);
 pl_str pl_front_request_id(pl_front *f, pl_exchange *x);
 json_t *pl_front_string(pl_str s);
 /* s as JSON, with quotes, in the arena; .p NULL when out of memory. */

@@ -73,8 +73,12 @@ json_t *pl_fault_state(const pl_front *f)
 
 static const char *set_fault(pl_front *f, const json_t *body)
 {
+    static const char *const known[] = {"kind",     "after_chunks", "probability", "count",
+                                        "delay_ms", "health",       NULL};
     const char *kind = json_string_value(json_object_get(body, "kind"));
     int way = 0;
+    if (!pl_front_only(body, known))
+        return "members are kind, after_chunks, probability, count, delay_ms and health";
     while (kind && way < PL_FAULT_COUNT && strcmp(kind, names[way]) != 0)
         way++;
     if (!kind || way == PL_FAULT_COUNT)
@@ -86,8 +90,10 @@ static const char *set_fault(pl_front *f, const json_t *body)
     v.probability = 1;
     v.left = -1;
     v.delay_ms = 100;
-    v.health = json_is_true(json_object_get(body, "health"));
-    const json_t *n;
+    const json_t *n = json_object_get(body, "health");
+    v.health = json_is_true(n);
+    if (n && !json_is_boolean(n))
+        return "health must be true or false";
     if ((n = json_object_get(body, "probability"))) {
         v.probability = json_number_value(n);
         if (!json_is_number(n) || !(v.probability >= 0 && v.probability <= 1))

@@ -293,6 +293,7 @@ static const char *act(pl_front *f, int r, int action, uint64_t count)
 static const char *control(pl_front *f, const json_t *body)
 {
     static const char *const names[] = {"pause", "resume", "clear", "restart"};
+    static const char *const known[] = {"action", "count", "dp_rank", "cache", NULL};
     const char *name = json_string_value(json_object_get(body, "action"));
     const json_t *count = json_object_get(body, "count"), *rank = json_object_get(body, "dp_rank");
     const json_t *cache = json_object_get(body, "cache");
@@ -300,6 +301,8 @@ static const char *control(pl_front *f, const json_t *body)
     int action = 0;
     if (!f->zmq)
         return "nothing is published: start the engine with --kv-events";
+    if (!pl_front_only(body, known))
+        return "members are action, count, dp_rank and cache";
     while (name && action < RESTART_KEPT &&
            strcmp(name, action < PAUSE ? fault_names[action] : names[action - PAUSE]) != 0)
         action++;

@@ -1,5 +1,6 @@
 /* Events into the index: see apply.h. Called by stream.c on the indexer's thread. A pl_apply owns
- * its scratch and the list of open spaces; memory is fixed but for the spaces, which are capped. An
+ * its scratch and the list of open spaces; memory is fixed but for the spaces, which are capped: a
+ * model's block sizes and adapters, not the salts, of which clients make as many as they like. An
  * event of any length is worked off in pieces of the scratch's size. */
 #include "kv/apply.h"
 
@@ -20,11 +21,17 @@ enum {
 /* A space that is open. Its names are behind it, in one allocation. */
 typedef struct space {
     pl_index_space id;
-    pl_block_space hash;
+    pl_block_space hash; /* without a salt */
     bool eagle;
-    pl_str model, lora, salt;
+    pl_str model, lora;
     uint64_t key;
 } space;
+
+/* Where an event's blocks go, and how they are hashed there. */
+typedef struct place {
+    const space *s;
+    const pl_block_space *hash; /* of s, or with a salt that it names or its parent has */
+} place;
 
 struct pl_apply {
     pl_index *ix;
@@ -33,6 +40,7 @@ struct pl_apply {
     size_t spaces_n, spaces_cap;
     space **by_id;
     size_t by_id_cap;
+    pl_block_space salted; /* made last; block_tokens 0: none was */
     uint64_t engine[CHUNK_BLOCKS], local[CHUNK_BLOCKS];
     pl_block_mm mm[CHUNK_OBJECTS];
     uint32_t tokens[PL_BLOCK_TOKENS_MAX + 1], next[PL_BLOCK_TOKENS_MAX];
@@ -63,18 +71,18 @@ void pl_apply_free(pl_apply *a)
 
 /* --- spaces --- */
 
-static uint64_t key_of(pl_str model, uint32_t block_tokens, bool eagle, pl_str lora, pl_str salt)
+static uint64_t key_of(pl_str model, uint32_t block_tokens, bool eagle, pl_str lora)
 {
-    uint64_t part[5] = {XXH3_64bits(model.p, model.n), XXH3_64bits(lora.p, lora.n),
-                        XXH3_64bits(salt.p, salt.n), block_tokens, eagle};
+    uint64_t part[4] = {XXH3_64bits(model.p, model.n), XXH3_64bits(lora.p, lora.n), block_tokens,
+                        eagle};
     return XXH3_64bits(part, sizeof part);
 }
 
 static bool is_space(const space *s, uint64_t key, pl_str model, uint32_t block_tokens, bool eagle,
-                     pl_str lora, pl_str salt)
+                     pl_str lora)
 {
     return s->key == key && s->hash.block_tokens == block_tokens && s->eagle == eagle &&
-           pl_str_eq(s->model, model) && pl_str_eq(s->lora, lora) && pl_str_eq(s->salt, salt);
+           pl_str_eq(s->model, model) && pl_str_eq(s->lora, lora);
 }
 
 static void put_space(space **table, size_t cap, space *s)
@@ -125,25 +133,24 @@ static pl_str copy_behind(char **at, pl_str s)
 
 /* NULL: no room. The sizes were checked. */
 static const space *open_space(pl_apply *a, pl_str model, uint32_t block_tokens, bool eagle,
-                               pl_str lora, pl_str salt)
+                               pl_str lora)
 {
-    uint64_t key = key_of(model, block_tokens, eagle, lora, salt);
+    uint64_t key = key_of(model, block_tokens, eagle, lora);
     if (a->spaces_cap)
         for (size_t i = key & (a->spaces_cap - 1); a->spaces[i]; i = (i + 1) & (a->spaces_cap - 1))
-            if (is_space(a->spaces[i], key, model, block_tokens, eagle, lora, salt))
+            if (is_space(a->spaces[i], key, model, block_tokens, eagle, lora))
                 return a->spaces[i];
     if (a->spaces_n >= PL_APPLY_SPACES_MAX)
         return NULL;
-    space *s = malloc(sizeof *s + model.n + lora.n + salt.n);
+    space *s = malloc(sizeof *s + model.n + lora.n);
     if (!s)
         return NULL;
     char *at = (char *)(s + 1);
     *s = (space){.eagle = eagle, .key = key};
     s->model = copy_behind(&at, model);
     s->lora = copy_behind(&at, lora);
-    s->salt = copy_behind(&at, salt);
-    if (pl_block_space_init(&s->hash, block_tokens, eagle, lora, salt) ||
-        !(s->id = pl_index_space_open(a->ix, model, block_tokens, eagle, lora, salt)) ||
+    if (pl_block_space_init(&s->hash, block_tokens, eagle, lora, PL_STR("")) ||
+        !(s->id = pl_index_space_open(a->ix, model, block_tokens, eagle, lora)) ||
         !grow_spaces(a, s->id)) {
         free(s);
         return NULL;
@@ -180,29 +187,51 @@ static pl_str salt_among_extra(const pl_kv_event *e)
     return PL_STR("");
 }
 
-static const space *space_of_event(pl_apply *a, const pl_apply_target *t, pl_apply_rank *r,
-                                   const pl_kv_event *e, uint32_t block_tokens)
+/* NULL: it cannot be. */
+static const pl_block_space *hash_of(pl_apply *a, const space *s, uint64_t seed)
+{
+    pl_block_space *h = &a->salted;
+    if (seed == s->hash.seed)
+        return &s->hash;
+    if (h->seed == seed && h->block_tokens == s->hash.block_tokens &&
+        h->window_tokens == s->hash.window_tokens)
+        return h;
+    return pl_block_space_seeded(h, s->hash.block_tokens, s->eagle, seed) ? NULL : h;
+}
+
+/* False: it has none, which was counted. */
+static bool place_of_event(pl_apply *a, const pl_apply_target *t, pl_apply_rank *r,
+                           const pl_kv_event *e, uint32_t block_tokens, place *out)
 {
     pl_str salt = e->salt.n ? e->salt : salt_among_extra(e);
-    if (e->has_parent && a->known.space_of) {
-        pl_index_space id = a->known.space_of(a->known.ctx, r->slot, e->parent);
-        if (id == 0) {
-            r->counts.unknown_parents++;
-            return NULL;
-        }
-        const space *s = id < a->by_id_cap ? a->by_id[id] : NULL;
-        if (s && s->hash.block_tokens == block_tokens && s->eagle == e->bigram &&
-            pl_str_eq(s->lora, e->lora) && (salt.n == 0 || pl_str_eq(s->salt, salt)))
-            return s;
-    }
     if (salt.n > PL_APPLY_NAME_MAX || e->lora.n > PL_APPLY_NAME_MAX) {
         r->counts.bad_names++;
-        return NULL;
+        return false;
     }
-    const space *s = open_space(a, t->model, block_tokens, e->bigram, e->lora, salt);
-    if (!s)
+    uint64_t seed = pl_block_seed(e->lora, salt);
+    out->s = NULL;
+    if (e->has_parent && a->known.space_of) {
+        uint64_t before;
+        pl_index_space id = a->known.space_of(a->known.ctx, r->slot, e->parent, &before);
+        const space *s = id && id < a->by_id_cap ? a->by_id[id] : NULL;
+        if (s && before == 0)
+            before = s->hash.seed;
+        bool same = s && s->hash.block_tokens == block_tokens && s->eagle == e->bigram &&
+                    pl_str_eq(s->lora, e->lora) && (salt.n == 0 || before == seed);
+        if (id == 0 || (s && !same)) {
+            r->counts.unknown_parents++;
+            return false;
+        }
+        out->s = s;
+        if (s)
+            seed = before;
+    }
+    if (!out->s)
+        out->s = open_space(a, t->model, block_tokens, e->bigram, e->lora);
+    out->hash = out->s ? hash_of(a, out->s, seed) : NULL;
+    if (!out->hash)
         r->counts.refused += e->hashes.n;
-    return s;
+    return out->hash != NULL;
 }
 
 /* An event's extra keys, in step with its blocks. */
@@ -213,15 +242,16 @@ typedef struct objects {
 } objects;
 
 /* The objects of blocks [from, to) into a->mm; their number, or -1 when there are too many. What
- * the space already stands for is left out; anything else that the engine hashed sets the block
+ * the seed already stands for is left out; anything else that the engine hashed sets the block
  * apart, so that it cannot be taken for the same tokens without it. */
-static long take_objects(pl_apply *a, const space *s, objects *o, uint32_t from, uint32_t to)
+static long take_objects(pl_apply *a, const place *p, objects *o, uint32_t from, uint32_t to)
 {
     long n = 0;
     while (o->has_ahead && o->ahead.block < to) {
         const pl_kv_extra *x = &o->ahead;
-        bool name =
-            !x->object && !x->binary && (pl_str_eq(x->s, s->lora) || pl_str_eq(x->s, s->salt));
+        bool name = !x->object && !x->binary &&
+                    (pl_str_eq(x->s, p->s->lora) ||
+                     (x->s.n && pl_block_seed(p->s->lora, x->s) == p->hash->seed));
         uint64_t hash;
         if (!name && pl_mm_hash(x->s, &hash) == 0) {
             if (n == CHUNK_OBJECTS)
@@ -236,13 +266,13 @@ static long take_objects(pl_apply *a, const space *s, objects *o, uint32_t from,
 
 /* The next k blocks' local hashes into a->local. seam: the token that the piece before ended
  * with. */
-static bool hash_chunk(pl_apply *a, const space *s, pl_kv_list *tokens, size_t k, long objects_n,
+static bool hash_chunk(pl_apply *a, const place *p, pl_kv_list *tokens, size_t k, long objects_n,
                        const uint32_t *seam)
 {
-    size_t n = k * s->hash.block_tokens;
-    if (pl_kv_tokens(tokens, a->tokens, s->eagle ? a->next : NULL, n) != n)
+    size_t n = k * p->hash->block_tokens;
+    if (pl_kv_tokens(tokens, a->tokens, p->s->eagle ? a->next : NULL, n) != n)
         return false;
-    if (s->eagle) { /* pairs that overlap are one run of tokens */
+    if (p->s->eagle) { /* pairs that overlap are one run of tokens */
         if (seam && a->tokens[0] != *seam)
             return false;
         for (size_t i = 0; i + 1 < n; i++)
@@ -251,16 +281,16 @@ static bool hash_chunk(pl_apply *a, const space *s, pl_kv_list *tokens, size_t k
         a->tokens[n] = a->next[n - 1];
         n++;
     }
-    int64_t got = objects_n > 0 ? pl_block_hash_mm(&s->hash, a->tokens, n, a->mm, (size_t)objects_n,
+    int64_t got = objects_n > 0 ? pl_block_hash_mm(p->hash, a->tokens, n, a->mm, (size_t)objects_n,
                                                    a->local, NULL, k)
-                                : pl_block_hash(&s->hash, a->tokens, n, a->local, NULL, k);
+                                : pl_block_hash(p->hash, a->tokens, n, a->local, NULL, k);
     return got == (int64_t)k;
 }
 
-static void store_blocks(pl_apply *a, pl_apply_rank *r, const pl_kv_event *e, const space *s)
+static void store_blocks(pl_apply *a, pl_apply_rank *r, const pl_kv_event *e, const place *p)
 {
     pl_kv_list hashes = e->hashes, locals = e->hashes, tokens = e->tokens;
-    size_t most = PL_BLOCK_TOKENS_MAX / s->hash.block_tokens;
+    size_t most = PL_BLOCK_TOKENS_MAX / p->hash->block_tokens;
     most = most < 1 ? 1 : most > CHUNK_BLOCKS ? CHUNK_BLOCKS : most;
     uint64_t parent = e->parent;
     bool has_parent = e->has_parent;
@@ -269,14 +299,14 @@ static void store_blocks(pl_apply *a, pl_apply_rank *r, const pl_kv_event *e, co
     o.has_ahead = pl_kv_extra_next(&o.it, &o.ahead);
     for (uint32_t from = 0; hashes.n;) {
         size_t k = pl_kv_hashes(&hashes, a->engine, most);
-        long objects_n = take_objects(a, s, &o, from, from + (uint32_t)k);
+        long objects_n = take_objects(a, p, &o, from, from + (uint32_t)k);
         if (k == 0 || objects_n < 0 ||
             (e->has_locals ? pl_kv_locals(&locals, a->local, k) != k
-                           : !hash_chunk(a, s, &tokens, k, objects_n, from ? &seam : NULL))) {
+                           : !hash_chunk(a, p, &tokens, k, objects_n, from ? &seam : NULL))) {
             r->counts.bad_events++;
             return;
         }
-        int rc = pl_index_store(a->ix, s->id, r->slot, (pl_tier)e->tier,
+        int rc = pl_index_store(a->ix, p->s->id, r->slot, (pl_tier)e->tier,
                                 has_parent ? &parent : NULL, a->engine, a->local, k);
         if (rc < 0) {
             if (rc == PL_ENOTFOUND)
@@ -285,12 +315,14 @@ static void store_blocks(pl_apply *a, pl_apply_rank *r, const pl_kv_event *e, co
                 r->counts.refused += k + hashes.n;
             return;
         }
+        if (!has_parent && p->hash != &p->s->hash && a->known.begins)
+            a->known.begins(a->known.ctx, r->slot, a->engine[0], p->hash->seed);
         r->counts.stored += k;
         r->landed++;
         from += (uint32_t)k;
         parent = a->engine[k - 1];
         has_parent = true;
-        seam = s->eagle && !e->has_locals ? a->next[k * s->hash.block_tokens - 1] : 0;
+        seam = p->s->eagle && !e->has_locals ? a->next[k * p->hash->block_tokens - 1] : 0;
     }
 }
 
@@ -349,6 +381,7 @@ static bool size_is_right(pl_apply_target *t, pl_apply_rank *r, const pl_kv_even
 static void store(pl_apply *a, pl_apply_target *t, pl_apply_rank *r, const pl_kv_event *e)
 {
     uint32_t block_tokens = pl_apply_block_tokens(t);
+    place p;
     r->counts.stores++;
     r->tried++;
     if (e->tier < 0) {
@@ -360,19 +393,17 @@ static void store(pl_apply *a, pl_apply_target *t, pl_apply_rank *r, const pl_kv
     } else if (e->hashes.n == 0) {
         return;
     } else if (e->has_locals) {
-        const space *s = block_tokens ? space_of_event(a, t, r, e, block_tokens) : NULL;
-        if (s)
-            store_blocks(a, r, e, s);
-        else if (block_tokens == 0)
+        if (block_tokens == 0)
             r->counts.bad_block_size++;
+        else if (place_of_event(a, t, r, e, block_tokens, &p))
+            store_blocks(a, r, e, &p);
     } else if (e->tokens.n == 0) {
         store_names(a, r, e);
     } else if (size_is_right(t, r, e)) {
-        const space *s = space_of_event(a, t, r, e, (uint32_t)e->block_tokens);
         r->eagle = e->bigram;
         r->plain = !e->bigram;
-        if (s)
-            store_blocks(a, r, e, s);
+        if (place_of_event(a, t, r, e, (uint32_t)e->block_tokens, &p))
+            store_blocks(a, r, e, &p);
     }
 }
 
@@ -439,6 +470,8 @@ int pl_apply_batch(pl_apply *a, pl_apply_target *t, int rank, const void *payloa
         }
         switch (e.kind) {
         case PL_KV_STORED:
+            if (t->fed)
+                t->fed[(r - t->ranks) / 64] |= 1ull << (r - t->ranks) % 64;
             store(a, t, r, &e);
             break;
         case PL_KV_REMOVED:

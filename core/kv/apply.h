@@ -20,9 +20,12 @@
  * cannot be used (keep). */
 typedef struct pl_known {
     void *ctx;
-    /* The space in which the worker's block of that name lies; 0: it has none. vLLM names the salt
-     * with a prompt's first block only, so the blocks behind it are in their parent's space. */
-    pl_index_space (*space_of)(void *ctx, int slot, uint64_t engine);
+    /* The space in which the worker's block of that name lies, 0: it has none; and the seed that
+     * `begins` was told of its prefix, else 0. vLLM names the salt with a prompt's first block
+     * only, so the blocks behind it are hashed as their parent is. */
+    pl_index_space (*space_of)(void *ctx, int slot, uint64_t engine, uint64_t *seed);
+    /* A prompt begins with that block, whose hash has that seed. */
+    void (*begins)(void *ctx, int slot, uint64_t engine, uint64_t seed);
     /* The worker has stored these blocks in `tier`: those it already has under that name, in
      * whatever tier, are there too from now on. Returns how many that were. */
     size_t (*also)(void *ctx, int slot, pl_tier tier, const uint64_t *engine, size_t n);
@@ -80,7 +83,8 @@ typedef struct pl_apply_target {
     pl_apply_rank *ranks;  /* by rank */
     int ranks_n;
     uint32_t learned_tokens; /* what it said; by the first store after a clear it may change */
-    bool guessed; /* one block alone has said it, which may have been a short last page */
+    bool guessed;  /* one block alone has said it, which may have been a short last page */
+    uint64_t *fed; /* a bit for each rank that something was stored for; only set. NULL: none */
 } pl_apply_target;
 
 /* Tokens in its blocks; 0: not known yet. */

@@ -27,22 +27,33 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "block hashes need a l
 _Static_assert(sizeof((pl_block_space *)0)->secret == XXH_SECRET_DEFAULT_SIZE,
                "pl_block_space.secret must hold XXH3's secret");
 
-int pl_block_space_init(pl_block_space *s, uint32_t block_tokens, bool eagle, pl_str lora,
-                        pl_str salt)
+uint64_t pl_block_seed(pl_str lora, pl_str salt)
+{
+    uint64_t seed = PL_BLOCK_SEED;
+    if (lora.n)
+        seed += XXH3_64bits_withSeed(lora.p, lora.n, 0);
+    if (salt.n)
+        seed += XXH3_64bits_withSeed(salt.p, salt.n, 1);
+    return seed;
+}
+
+int pl_block_space_seeded(pl_block_space *s, uint32_t block_tokens, bool eagle, uint64_t seed)
 {
     if (block_tokens == 0)
         return PL_EINVALID;
     if (block_tokens > PL_BLOCK_TOKENS_MAX)
         return PL_ELIMIT;
-    s->seed = PL_BLOCK_SEED;
-    if (lora.n)
-        s->seed += XXH3_64bits_withSeed(lora.p, lora.n, 0);
-    if (salt.n)
-        s->seed += XXH3_64bits_withSeed(salt.p, salt.n, 1);
+    s->seed = seed;
     s->block_tokens = block_tokens;
     s->window_tokens = block_tokens + (eagle ? 1 : 0);
     XXH3_generateSecret_fromSeed(s->secret, s->seed);
     return 0;
+}
+
+int pl_block_space_init(pl_block_space *s, uint32_t block_tokens, bool eagle, pl_str lora,
+                        pl_str salt)
+{
+    return pl_block_space_seeded(s, block_tokens, eagle, pl_block_seed(lora, salt));
 }
 
 size_t pl_block_count(const pl_block_space *s, size_t n)

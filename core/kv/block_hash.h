@@ -26,8 +26,14 @@ typedef struct pl_block_space {
     uint8_t secret[192];    /* of seed, for windows above 240 bytes */
 } pl_block_space;
 
-/* lora and salt may be empty: as if there were none. eagle: each block also hashes the token after
- * it. PL_EINVALID without block_tokens, PL_ELIMIT above PL_BLOCK_TOKENS_MAX. */
+/* lora and salt may be empty: as if there were none. */
+uint64_t pl_block_seed(pl_str lora, pl_str salt);
+
+/* eagle: each block also hashes the token after it. PL_EINVALID without block_tokens, PL_ELIMIT
+ * above PL_BLOCK_TOKENS_MAX. */
+int pl_block_space_seeded(pl_block_space *s, uint32_t block_tokens, bool eagle, uint64_t seed)
+    __attribute__((warn_unused_result));
+/* The same with their seed. */
 int pl_block_space_init(pl_block_space *s, uint32_t block_tokens, bool eagle, pl_str lora,
                         pl_str salt) __attribute__((warn_unused_result));
 

@@ -1,5 +1,5 @@
 /* Discovery of KV event streams: see discover.h. Called on the control thread when an engine was
- * asked about itself, and when a configuration names it. Owns nothing. */
+ * asked about itself. Owns nothing. */
 #include "kv/discover.h"
 
 #include <jansson.h>
@@ -99,85 +99,6 @@ int pl_discover_sglang(pl_str server_info, pl_str host, pl_discovered *out, pl_e
     if (!root)
         return rc;
     rc = from_server_info(root, host, out, eb);
-    json_decref(root);
-    return rc;
-}
-
-/* An engine binds an address that means any, and connects to one that names a host. */
-static bool engine_binds(pl_str endpoint)
-{
-    return memchr(endpoint.p, '*', endpoint.n) || memmem(endpoint.p, endpoint.n, "::", 2) ||
-           memmem(endpoint.p, endpoint.n, "0.0.0.0", 7) ||
-           pl_str_starts(endpoint, PL_STR("ipc://"));
-}
-
-/* The address under which what the engine bound can be reached. */
-static bool reach(char out[256], pl_str endpoint, pl_str host)
-{
-    if (pl_str_starts(endpoint, PL_STR("ipc://")))
-        return endpoint.n > 6 && topic(out, endpoint);
-    if (!pl_str_starts(endpoint, PL_STR("tcp://")))
-        return false;
-    pl_str rest = {endpoint.p + 6, endpoint.n - 6};
-    const char *colon = memrchr(rest.p, ':', rest.n);
-    uint64_t port;
-    if (!colon ||
-        pl_str_u64((pl_str){colon + 1, (size_t)(rest.p + rest.n - colon - 1)}, 65535, &port) ||
-        port == 0)
-        return false;
-    return address(out, (pl_str){rest.p, (size_t)(colon - rest.p)}, host, (int)port);
-}
-
-/* Our address that an engine means which connects to this one: ZeroMQ binds numbers, not names. */
-static bool bind_to(char out[256], pl_str endpoint)
-{
-    if (!reach(out, endpoint, PL_STR("*")))
-        return false;
-    char *host = out + strlen("tcp://"), *colon = strrchr(out, ':');
-    size_t n = (size_t)(colon - host);
-    if (host[0] == '[' || strspn(host, "0123456789.") == n)
-        return true;
-    char port[16];
-    snprintf(port, sizeof port, "%s", colon);
-    bool local = pl_str_eq((pl_str){host, n}, PL_STR("localhost"));
-    snprintf(out, 256, "tcp://%s%s", local ? "127.0.0.1" : "*", port);
-    return true;
-}
-
-static int from_config(const json_t *root, pl_str host, pl_discovered *out, pl_errbuf *eb)
-{
-    pl_str publisher = text_of(root, "publisher");
-    bool off = json_is_false(json_object_get(root, "enable_kv_cache_events"));
-    if (off || pl_str_eq(publisher, PL_STR("null")))
-        return pl_fail(eb, PL_ENOTFOUND, "this configuration publishes no KV events");
-    if (publisher.n && !pl_str_eq(publisher, PL_STR("zmq")))
-        return pl_fail(eb, PL_EPROTOCOL, "publisher %.*s is not zmq", PL_FMT(publisher));
-    pl_str endpoint = text_of(root, "endpoint");
-    if (endpoint.n == 0)
-        endpoint = PL_STR("tcp://*:5557"); /* both engines' default */
-    out->mode = engine_binds(endpoint) ? PL_FEED_CONNECT : PL_FEED_BIND;
-    if (out->mode == PL_FEED_BIND ? !bind_to(out->endpoint, endpoint)
-                                  : !reach(out->endpoint, endpoint, host))
-        return pl_fail(eb, PL_EPROTOCOL, "endpoint %.*s is not tcp://host:port or ipc://path",
-                       PL_FMT(endpoint));
-    pl_str replay = text_of(root, "replay_endpoint"), snapshot = text_of(root, "snapshot_endpoint");
-    if ((replay.n && !reach(out->replay, replay, host)) ||
-        (snapshot.n && !reach(out->snapshot, snapshot, host)))
-        return pl_fail(eb, PL_EPROTOCOL,
-                       "a replay or snapshot endpoint is not tcp://host:port or ipc://path");
-    if (!topic(out->topic, text_of(root, "topic")))
-        return pl_fail(eb, PL_EPROTOCOL, "the topic is too long");
-    return 0;
-}
-
-int pl_discover_config(pl_str kv_events_config, pl_str host, pl_discovered *out, pl_errbuf *eb)
-{
-    int rc;
-    *out = (pl_discovered){.mode = PL_FEED_INGEST};
-    json_t *root = load(kv_events_config, eb, &rc);
-    if (!root)
-        return rc;
-    rc = from_config(root, host, out, eb);
     json_decref(root);
     return rc;
 }

@@ -1,5 +1,5 @@
-/* Where an engine publishes its KV events, out of what it says about itself: SGLang's /server_info,
- * vLLM's --kv-events-config. Pure; any thread. */
+/* Where an engine publishes its KV events, out of what it says about itself: SGLang's /server_info
+ * (vLLM has nothing of the kind). Pure; any thread. */
 #ifndef PL_DISCOVER_H
 #define PL_DISCOVER_H
 
@@ -11,7 +11,7 @@
 #include "kv/feed.h"
 
 typedef struct pl_discovered {
-    pl_feed_mode mode; /* CONNECT, or BIND when the engine connects to its subscriber */
+    pl_feed_mode mode; /* CONNECT */
     /* of rank 0, ZeroMQ's form: rank r has port + r. Empty: there is none. */
     char endpoint[256], replay[256], snapshot[256];
     char topic[256];
@@ -25,12 +25,6 @@ typedef struct pl_discovered {
  * engine does not publish; PL_ESYNTAX: not JSON; PL_EPROTOCOL: it says it publishes, but not where.
  */
 int pl_discover_sglang(pl_str server_info, pl_str host, pl_discovered *out, pl_errbuf *eb)
-    __attribute__((warn_unused_result));
-
-/* The same from the JSON that vLLM (or SGLang) was started with: {"endpoint": "tcp://star:5557",
- * "replay_endpoint": ..., "topic": ..., "publisher": "zmq", "enable_kv_cache_events": true}, with
- * an asterisk for star. */
-int pl_discover_config(pl_str kv_events_config, pl_str host, pl_discovered *out, pl_errbuf *eb)
     __attribute__((warn_unused_result));
 
 /* Fills what discovery says into a source (mode, addresses, topic, block size where the source has

@@ -340,10 +340,10 @@ static pl_feed_origin **find_origin(pl_feed *f, uint64_t id)
 static void ingest(pl_feed *f, pl_feed_origin *o, const pl_feed_mail *m)
 {
     int rank = 0;
-    for (int i = 0; i < o->streams_n; i++)
+    for (int i = 0; i < o->target.ranks_n; i++)
         if (o->target.ranks[i].slot == m->slot)
             rank = i;
-    pl_feed_stream_ingest(f, &o->streams[rank], m->bytes, m->n);
+    pl_feed_stream_ingest(f, &o->streams[o->streams_n == 1 ? 0 : rank], rank, m->bytes, m->n);
     for (int i = 0; i < o->streams_n; i++) /* events may name another rank */
         pl_feed_stream_publish(f, &o->streams[i]);
 }

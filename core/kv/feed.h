@@ -141,6 +141,8 @@ typedef struct pl_feed_stats {
     bool plain, eagle;         /* their windows, as pl_apply_rank has it */
     double lag_seconds;        /* between the engine's clock and ours, last batch; -1: not known */
     double last_event_seconds; /* since the last batch; -1: none came */
+    /* The stream's own figures, up to floods and disconnects: where it speaks for all ranks they
+     * are rank 0's, so that sums are right. */
     uint64_t held_batches, held_bytes, held_dropped; /* while a replay runs; for want of room */
     uint64_t messages, bytes;                        /* received live */
     uint64_t gaps, missed, duplicates, restarts, resets, replays, replays_failed, snapshots;

@@ -78,6 +78,7 @@ typedef struct pl_feed_held {
     zmq_msg_t payload;
     uint64_t seq, print;
     size_t bytes; /* of the payload and of this */
+    int rank;     /* that it is about where it names none */
 } pl_feed_held;
 
 typedef struct pl_feed_origin { /* a source, as it was added */
@@ -98,6 +99,7 @@ typedef struct pl_feed_origin { /* a source, as it was added */
 struct pl_feed_stream {
     pl_feed_origin *origin;
     int rank;
+    uint64_t fed[PL_MAX_WORKERS / 64]; /* ranks, by bit: those that its batches have named */
     pl_trust trust;
     pl_feed_link *link;
     pl_feed_stream *next_in_link;
@@ -129,8 +131,8 @@ void pl_feed_stream_abandon(pl_feed *f, pl_feed_stream *s); /* leaves the index 
 /* A message of the SUB socket, and of the ASK socket. Frames may be moved out of fr. */
 void pl_feed_stream_live(pl_feed *f, pl_feed_stream *s, pl_feed_frames *fr);
 void pl_feed_stream_answer(pl_feed *f, pl_feed_stream *s, pl_feed_frames *fr);
-/* A batch from pl_feed_ingest. */
-void pl_feed_stream_ingest(pl_feed *f, pl_feed_stream *s, const void *p, size_t n);
+/* A batch from pl_feed_ingest, of that rank unless it names another. */
+void pl_feed_stream_ingest(pl_feed *f, pl_feed_stream *s, int rank, const void *p, size_t n);
 void pl_feed_stream_connected(pl_feed *f, pl_feed_stream *s, bool connected);
 void pl_feed_stream_tick(pl_feed *f, pl_feed_stream *s);
 /* Copies its figures to where pl_feed_stats_of finds them. */

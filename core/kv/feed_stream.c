@@ -101,7 +101,8 @@ static bool keep(zmq_msg_t *to, zmq_msg_t *payload)
 }
 
 /* What finds no room is a gap later, and replayed then. */
-static void hold(pl_feed *f, pl_feed_stream *s, zmq_msg_t *payload, uint64_t seq, uint64_t print)
+static void hold(pl_feed *f, pl_feed_stream *s, int rank, zmq_msg_t *payload, uint64_t seq,
+                 uint64_t print)
 {
     size_t n = zmq_msg_size(payload) + sizeof(pl_feed_held);
     pl_feed_held *h = f->held_bytes + n > f->limits.held_bytes ? NULL : malloc(sizeof *h);
@@ -114,6 +115,7 @@ static void hold(pl_feed *f, pl_feed_stream *s, zmq_msg_t *payload, uint64_t seq
     h->seq = seq;
     h->print = print;
     h->bytes = n;
+    h->rank = rank;
     *s->held_tail = h;
     s->held_tail = &h->next;
     s->held_n++;
@@ -121,13 +123,24 @@ static void hold(pl_feed *f, pl_feed_stream *s, zmq_msg_t *payload, uint64_t seq
     f->held_bytes += n;
 }
 
+static bool has_fed(const pl_feed_stream *s, int rank)
+{
+    return s->fed[rank / 64] >> rank % 64 & 1;
+}
+
+/* What this stream has brought: its own rank, unless batches of another stream name it, and those
+ * that its batches name. */
 static void clear_ranks(pl_feed *f, pl_feed_stream *s)
 {
-    pl_apply_target *t = &s->origin->target;
-    int first = s->origin->streams_n == 1 ? 0 : s->rank;
-    int end = s->origin->streams_n == 1 ? t->ranks_n : s->rank + 1;
-    for (int i = first; i < end; i++)
-        pl_apply_clear(f->apply, &t->ranks[i]);
+    const pl_feed_origin *o = s->origin;
+    for (int i = 0; i < o->target.ranks_n; i++) {
+        bool clear = o->streams_n == 1 || i == s->rank;
+        for (int k = 0; clear && k < o->streams_n; k++)
+            clear = &o->streams[k] == s || !has_fed(&o->streams[k], i);
+        if (clear || has_fed(s, i))
+            pl_apply_clear(f->apply, &o->target.ranks[i]);
+    }
+    memset(s->fed, 0, sizeof s->fed);
 }
 
 static void stop_asking(pl_feed *f, pl_feed_stream *s)
@@ -143,8 +156,9 @@ static void stop_asking(pl_feed *f, pl_feed_stream *s)
     s->snapshot_headed = false;
 }
 
-static void act(pl_feed *f, pl_feed_stream *s, unsigned what, zmq_msg_t *payload, uint64_t seq,
-                uint64_t print);
+static void act(pl_feed *f, pl_feed_stream *s, unsigned what, int rank, zmq_msg_t *payload,
+                uint64_t seq, uint64_t print);
+static void act_only(pl_feed *f, pl_feed_stream *s, unsigned what);
 
 /* Asks now, or when another has ended: then the tick finds it. */
 static void ask(pl_feed *f, pl_feed_stream *s)
@@ -160,7 +174,7 @@ static void ask(pl_feed *f, pl_feed_stream *s)
             pl_log(PL_LOG_WARN, "kv_stream", "no replay can be asked of %s/%d: %s",
                    s->origin->engine, s->rank, zmq_strerror(zmq_errno()));
         pl_trust_asked(&s->trust, now);
-        act(f, s, pl_trust_ask_failed(&s->trust, now), NULL, NO_SEQ, 0);
+        act_only(f, s, pl_trust_ask_failed(&s->trust, now));
         return;
     }
     f->asks++;
@@ -175,25 +189,27 @@ static void flush(pl_feed *f, pl_feed_stream *s)
         pl_feed_held *h = s->held;
         unsigned what = pl_trust_held(&s->trust, pl_feed_now(f), h->seq, h->print);
         if (what & PL_DO_HOLD) {
-            act(f, s, what & ~(unsigned)PL_DO_HOLD, NULL, NO_SEQ, 0);
+            act_only(f, s, what & ~(unsigned)PL_DO_HOLD);
             return;
         }
         zmq_msg_t payload;
         uint64_t seq = h->seq, print = h->print;
+        int rank = h->rank;
         zmq_msg_init(&payload);
         zmq_msg_move(&payload, &h->payload);
         forget_one(f, s);
-        act(f, s, what, &payload, seq, print);
+        act(f, s, what, rank, &payload, seq, print);
         zmq_msg_close(&payload);
     }
 }
 
-static void apply(pl_feed *f, pl_feed_stream *s, const void *p, size_t n, uint64_t seq)
+static void apply(pl_feed *f, pl_feed_stream *s, int rank, const void *p, size_t n, uint64_t seq)
 {
     pl_applied done;
-    int rc = pl_apply_batch(f->apply, &s->origin->target, s->rank, p, n, &done);
+    s->origin->target.fed = s->fed;
+    int rc = pl_apply_batch(f->apply, &s->origin->target, rank, p, n, &done);
     if (rc) {
-        act(f, s, pl_trust_bad(&s->trust, pl_feed_now(f), seq != NO_SEQ, seq), NULL, NO_SEQ, 0);
+        act_only(f, s, pl_trust_bad(&s->trust, pl_feed_now(f), seq != NO_SEQ, seq));
         return;
     }
     if (done.emptied)
@@ -204,8 +220,8 @@ static void apply(pl_feed *f, pl_feed_stream *s, const void *p, size_t n, uint64
     }
 }
 
-static void act(pl_feed *f, pl_feed_stream *s, unsigned what, zmq_msg_t *payload, uint64_t seq,
-                uint64_t print)
+static void act(pl_feed *f, pl_feed_stream *s, unsigned what, int rank, zmq_msg_t *payload,
+                uint64_t seq, uint64_t print)
 {
     if (what & PL_DO_CLEAR)
         clear_ranks(f, s);
@@ -225,9 +241,9 @@ static void act(pl_feed *f, pl_feed_stream *s, unsigned what, zmq_msg_t *payload
             s->retry_at = pl_feed_now(f) + PL_FEED_RETRY_NS;
     }
     if ((what & PL_DO_APPLY) && payload)
-        apply(f, s, zmq_msg_data(payload), zmq_msg_size(payload), seq);
+        apply(f, s, rank, zmq_msg_data(payload), zmq_msg_size(payload), seq);
     if ((what & PL_DO_HOLD) && payload)
-        hold(f, s, payload, seq, print);
+        hold(f, s, rank, payload, seq, print);
     if (what & (PL_DO_REPLAY | PL_DO_SNAPSHOT))
         ask(f, s);
     if (what & PL_DO_FLUSH)
@@ -236,7 +252,7 @@ static void act(pl_feed *f, pl_feed_stream *s, unsigned what, zmq_msg_t *payload
 
 static void act_only(pl_feed *f, pl_feed_stream *s, unsigned what)
 {
-    act(f, s, what, NULL, NO_SEQ, 0);
+    act(f, s, what, s->rank, NULL, NO_SEQ, 0);
 }
 
 /* Something was heard of the stream. */
@@ -351,12 +367,12 @@ void pl_feed_stream_live(pl_feed *f, pl_feed_stream *s, pl_feed_frames *fr)
     uint64_t epoch = epoch_of(frame(fr, 0), &bare);
     uint64_t print = XXH3_64bits(payload.p, payload.n);
     heard(f, s);
-    act(f, s, pl_trust_live(&s->trust, pl_feed_now(f), seq, print, epoch, bytes), &fr->part[2], seq,
-        print);
+    act(f, s, pl_trust_live(&s->trust, pl_feed_now(f), seq, print, epoch, bytes), s->rank,
+        &fr->part[2], seq, print);
     tell(s);
 }
 
-void pl_feed_stream_ingest(pl_feed *f, pl_feed_stream *s, const void *p, size_t n)
+void pl_feed_stream_ingest(pl_feed *f, pl_feed_stream *s, int rank, const void *p, size_t n)
 {
     s->messages++;
     s->bytes += n;
@@ -381,13 +397,13 @@ void pl_feed_stream_ingest(pl_feed *f, pl_feed_stream *s, const void *p, size_t 
         unsigned what = pl_trust_unnumbered(&s->trust, now, n);
         act_only(f, s, what & ~(unsigned)PL_DO_APPLY);
         if (what & PL_DO_APPLY)
-            apply(f, s, p, n, NO_SEQ);
+            apply(f, s, rank, p, n, NO_SEQ);
     } else {
         zmq_msg_t m; /* a copy: it may have to be held */
         if (zmq_msg_init_size(&m, n) == 0) {
             uint64_t print = XXH3_64bits(p, n);
             memcpy(zmq_msg_data(&m), p, n);
-            act(f, s, pl_trust_live(&s->trust, now, seq, print, 0, n), &m, seq, print);
+            act(f, s, pl_trust_live(&s->trust, now, seq, print, 0, n), rank, &m, seq, print);
             zmq_msg_close(&m);
         } else {
             s->held_dropped++; /* the next number shows the gap */
@@ -506,8 +522,8 @@ void pl_feed_stream_answer(pl_feed *f, pl_feed_stream *s, pl_feed_frames *fr)
                 heard(f, s); /* it is there, even when it has nothing new to say */
         } else {
             uint64_t print = XXH3_64bits(payload.p, payload.n);
-            act(f, s, pl_trust_replayed(&s->trust, now, seq, print), &fr->part[fr->n - 1], seq,
-                print);
+            act(f, s, pl_trust_replayed(&s->trust, now, seq, print), s->rank, &fr->part[fr->n - 1],
+                seq, print);
         }
     }
     tell(s);
@@ -578,24 +594,26 @@ static void fill(const pl_feed_stream *s, int rank, pl_feed_stats *st)
         .plain = r->plain,
         .eagle = r->eagle,
         .lag_seconds = s->lag,
-        .held_batches = s->held_n,
-        .held_bytes = s->held_bytes,
-        .held_dropped = s->held_dropped,
-        .messages = s->messages,
-        .bytes = s->bytes,
-        .gaps = t->gaps,
-        .missed = t->missed,
-        .duplicates = t->duplicates,
-        .restarts = t->restarts,
-        .resets = t->resets,
-        .replays = t->replays,
-        .replays_failed = t->replays_failed,
-        .snapshots = t->snapshots,
-        .bad = t->bad,
-        .floods = t->floods,
-        .disconnects = s->disconnects,
         .counts = r->counts,
     };
+    if (rank == s->rank) {
+        st->held_batches = s->held_n;
+        st->held_bytes = s->held_bytes;
+        st->held_dropped = s->held_dropped;
+        st->messages = s->messages;
+        st->bytes = s->bytes;
+        st->gaps = t->gaps;
+        st->missed = t->missed;
+        st->duplicates = t->duplicates;
+        st->restarts = t->restarts;
+        st->resets = t->resets;
+        st->replays = t->replays;
+        st->replays_failed = t->replays_failed;
+        st->snapshots = t->snapshots;
+        st->bad = t->bad;
+        st->floods = t->floods;
+        st->disconnects = s->disconnects;
+    }
     memcpy(st->engine, o->engine, sizeof st->engine);
     memcpy(st->error, s->error, sizeof st->error);
     if (s->link)

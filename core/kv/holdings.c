@@ -182,14 +182,14 @@ typedef struct namespace
 namespace;
 
 static namespace namespace_of(const pl_index *ix, const pl_model *m, uint32_t block_tokens,
-                              int windows, pl_str salt)
+                              int windows)
 {
     const pl_str any = PL_STR("*"), none = {NULL, 0};
     for (int way = 0; way < (m->adapter ? 2 : 4); way++) {
         namespace n = {.lora = way < 2 ? m->id : none, .eagle = way & 1};
         if (windows && n.eagle != (windows == 2))
             continue;
-        n.index = pl_index_space_find(ix, any, block_tokens, n.eagle, n.lora, salt);
+        n.index = pl_index_space_find(ix, any, block_tokens, n.eagle, n.lora);
         if (n.index)
             return n;
     }
@@ -208,7 +208,7 @@ static const space_entry *space_of(pl_holdings_loop *l, const pl_model *m, uint3
     space_entry *e = &l->spaces[name % SPACES_KEPT];
     if (e->space.block.block_tokens == block_tokens && e->name == name && e->spaces == spaces)
         return e;
-    const namespace n = namespace_of(l->h->index, m, block_tokens, windows, salt);
+    const namespace n = namespace_of(l->h->index, m, block_tokens, windows);
     e->name = name;
     e->spaces = spaces;
     e->index = n.index;

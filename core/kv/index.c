@@ -111,26 +111,25 @@ static bool same_text(const char *at, size_t n, pl_str s)
 }
 
 static pl_ix_space *find_space(const pl_index *ix, pl_str model, uint32_t block_tokens, bool eagle,
-                               pl_str lora, pl_str salt, uint32_t *bucket)
+                               pl_str lora, uint32_t *bucket)
 {
-    uint32_t h = text_hash(text_hash(text_hash(2166136261u ^ block_tokens, model), lora), salt);
+    uint32_t h = text_hash(text_hash(2166136261u ^ block_tokens, model), lora);
     *bucket = (h ^ h >> 16) % PL_IX_SPACE_BUCKETS;
     pl_ix_space *s =
         atomic_load_explicit((_Atomic(pl_ix_space *) *)&ix->space[*bucket], memory_order_acquire);
     for (; s; s = atomic_load_explicit(&s->next, memory_order_acquire))
         if (s->block_tokens == block_tokens && s->eagle == eagle &&
             same_text(s->text, s->model_n, model) &&
-            same_text(s->text + s->model_n, s->lora_n, lora) &&
-            same_text(s->text + s->model_n + s->lora_n, s->salt_n, salt))
+            same_text(s->text + s->model_n, s->lora_n, lora))
             return s;
     return NULL;
 }
 
 pl_index_space pl_index_space_find(const pl_index *ix, pl_str model, uint32_t block_tokens,
-                                   bool eagle, pl_str lora, pl_str salt)
+                                   bool eagle, pl_str lora)
 {
     uint32_t bucket;
-    pl_ix_space *s = find_space(ix, model, block_tokens, eagle, lora, salt, &bucket);
+    pl_ix_space *s = find_space(ix, model, block_tokens, eagle, lora, &bucket);
     return s ? s->id : 0;
 }
 
@@ -153,14 +152,14 @@ void pl_index_each_space(const pl_index *ix,
 }
 
 pl_index_space pl_index_space_open(pl_index *ix, pl_str model, uint32_t block_tokens, bool eagle,
-                                   pl_str lora, pl_str salt)
+                                   pl_str lora)
 {
     uint32_t bucket;
-    pl_ix_space *s = find_space(ix, model, block_tokens, eagle, lora, salt, &bucket);
+    pl_ix_space *s = find_space(ix, model, block_tokens, eagle, lora, &bucket);
     if (s)
         return s->id;
     uint64_t number = pl_ix_get(&ix->spaces) + 1;
-    size_t n = model.n + lora.n + salt.n, bytes = sizeof *s + n;
+    size_t n = model.n + lora.n, bytes = sizeof *s + n;
     if (number > PL_IX_SPACES_MAX || n > PL_INDEX_SPACE_NAME_MAX ||
         pl_ix_get(&ix->bytes) + bytes > ix->max_bytes || !(s = pl_ix_alloc(ix, bytes)))
         return 0;
@@ -168,11 +167,10 @@ pl_index_space pl_index_space_open(pl_index *ix, pl_str model, uint32_t block_to
                        .block_tokens = block_tokens,
                        .eagle = eagle,
                        .model_n = model.n,
-                       .lora_n = lora.n,
-                       .salt_n = salt.n};
+                       .lora_n = lora.n};
     char *at = s->text;
-    const pl_str parts[] = {model, lora, salt};
-    for (int i = 0; i < 3; at += parts[i++].n)
+    const pl_str parts[] = {model, lora};
+    for (int i = 0; i < 2; at += parts[i++].n)
         if (parts[i].n)
             memcpy(at, parts[i].p, parts[i].n);
     atomic_init(&s->next, atomic_load_explicit(&ix->space[bucket], memory_order_relaxed));

@@ -5,8 +5,9 @@
  * engine hash is what the engine's events name it by, opaque to us and per worker: the index keeps,
  * for each worker, a map engine hash -> block, with reference counts for copies stored twice.
  *
- * A space is one namespace: model, LoRA adapter, cache salt, block size. Prefixes of different
- * spaces never meet. A worker's KV is in as many spaces as it publishes for. */
+ * A space is one namespace: model, LoRA adapter, block size. Prefixes of different spaces never
+ * meet. A worker's KV is in as many spaces as it publishes for. A cache salt is none: clients make
+ * as many as they like, and it is in the local hashes already. */
 #ifndef PL_INDEX_H
 #define PL_INDEX_H
 
@@ -23,7 +24,7 @@ typedef uint32_t pl_index_space; /* 0 is none */
 /* Where a copy lies; a nearer tier is worth more. */
 typedef enum pl_tier { PL_TIER_DEVICE, PL_TIER_HOST, PL_TIER_DISK, PL_TIER_EXTERNAL } pl_tier;
 enum { PL_TIERS = 4 };
-enum { PL_INDEX_SPACE_NAME_MAX = 4096 }; /* bytes of a space's model, LoRA and salt */
+enum { PL_INDEX_SPACE_NAME_MAX = 4096 }; /* bytes of a space's model and LoRA */
 
 typedef struct pl_index_options {
     uint64_t max_bytes; /* the cap on all of it, 0: none; near it the least recently matched go */
@@ -32,13 +33,12 @@ typedef struct pl_index_options {
 int pl_index_new(const pl_index_options *o, pl_index **out);
 void pl_index_free(pl_index *ix); /* no reader and no writer is at work */
 
-/* The space of that name, made when it is new. `block_tokens` and `seed` (pl_block_space.seed) are
- * part of the name. Writer's thread. 0: out of memory or too many. */
+/* The space of that name, made when it is new. Writer's thread. 0: out of memory or too many. */
 pl_index_space pl_index_space_open(pl_index *ix, pl_str model, uint32_t block_tokens, bool eagle,
-                                   pl_str lora, pl_str salt);
+                                   pl_str lora);
 /* The same for readers: 0 when there is none. Any thread. */
 pl_index_space pl_index_space_find(const pl_index *ix, pl_str model, uint32_t block_tokens,
-                                   bool eagle, pl_str lora, pl_str salt);
+                                   bool eagle, pl_str lora);
 
 /* How many there are; they are never forgotten. Who has read a number finds as many. Any thread. */
 uint64_t pl_index_spaces(const pl_index *ix);
@@ -63,8 +63,13 @@ int pl_index_store(pl_index *ix, pl_index_space space, int slot, pl_tier tier,
                    const uint64_t *parent, const uint64_t *engine, const uint64_t *local, size_t n);
 /* It has dropped them from that tier. Returns how many were known. */
 size_t pl_index_remove(pl_index *ix, int slot, pl_tier tier, const uint64_t *engine, size_t n);
-/* The space in which the block lies that the worker has under that name; 0: it has none. */
-pl_index_space pl_index_space_of(const pl_index *ix, int slot, uint64_t engine);
+/* The worker's block of that name is the first of its prefix, and local hashes are made with that
+ * seed there (pl_block_space.seed). It is kept with what is stored behind the block from now on;
+ * what it is not told of has 0. */
+void pl_index_seed(pl_index *ix, int slot, uint64_t engine, uint64_t seed);
+/* The space in which the block lies that the worker has under that name, and *seed; 0: it has
+ * none. */
+pl_index_space pl_index_space_of(const pl_index *ix, int slot, uint64_t engine, uint64_t *seed);
 /* It has stored these blocks, which it has under that name in whatever tier, in `tier` too: what
  * store would do with their hashes, so a name that is in `tier` already gets one more copy. Names
  * that it has in no tier are left out. Returns how many were not (fewer when the cap is reached or

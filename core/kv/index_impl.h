@@ -75,6 +75,7 @@ typedef struct pl_ix_dir {
     pl_ix_run *run;
     uint32_t refs;     /* map entries of all holders that point at it; next free id when free */
     uint32_t children; /* runs attached to it */
+    uint64_t seed;     /* pl_index_seed, for runs attached to it too */
 } pl_ix_dir;
 
 /* (parent, at, first local hash) -> run. Slots: 0 empty, 1 deleted, else tag << 48 | address. */
@@ -153,7 +154,7 @@ typedef struct pl_ix_space {
     _Atomic(struct pl_ix_space *) next;
     uint32_t id, block_tokens;
     bool eagle;
-    size_t model_n, lora_n, salt_n;
+    size_t model_n, lora_n;
     char text[];
 } pl_ix_space;
 

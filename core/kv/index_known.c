@@ -32,11 +32,20 @@ static void prefetch(const pl_index *ix, int slot, uint64_t key)
             pl_ix_map_prefetch(&ix->holder[slot][t]->names, key);
 }
 
-pl_index_space pl_index_space_of(const pl_index *ix, int slot, uint64_t engine)
+void pl_index_seed(pl_index *ix, int slot, uint64_t engine, uint64_t seed)
 {
     uint32_t run, at;
+    if (slot >= 0 && slot < PL_IX_SLOTS && find(ix, slot, pl_ix_key(ix, engine), &run, &at))
+        ix->dir[run].seed = seed;
+}
+
+pl_index_space pl_index_space_of(const pl_index *ix, int slot, uint64_t engine, uint64_t *seed)
+{
+    uint32_t run, at;
+    *seed = 0;
     if (slot < 0 || slot >= PL_IX_SLOTS || !find(ix, slot, pl_ix_key(ix, engine), &run, &at))
         return 0;
+    *seed = ix->dir[run].seed;
     return ix->dir[run].run->space;
 }
 

@@ -191,9 +191,10 @@ int pl_index_match(pl_index_reader *r, pl_index_space space, const uint64_t *loc
     const pl_index *ix = r->ix;
     if (n == 0 || space == 0 || cap <= 0)
         return 0;
-    atomic_store_explicit(
-        &r->epoch, atomic_load_explicit((_Atomic uint64_t *)&ix->epoch, memory_order_relaxed),
-        memory_order_seq_cst);
+    _Atomic uint64_t *epoch = (_Atomic uint64_t *)&ix->epoch;
+    atomic_store_explicit(&r->epoch, atomic_load_explicit(epoch, memory_order_relaxed),
+                          memory_order_seq_cst);
+    (void)atomic_load_explicit(epoch, memory_order_seq_cst); /* what for: index_reclaim.c */
     walk w = {.r = r,
               .ix = ix,
               .out = out,

@@ -5,7 +5,14 @@
  * when it is done. Memory is first unlinked, then retired under the current epoch, then the epoch
  * goes up; it may be freed once every reader inside a match began after that. A reader never waits;
  * the writer waits for readers only when GARBAGE_MAX has piled up behind one that does not leave.
- */
+ *
+ * What must hold: a reader that the writer has not seen inside does not find what was unlinked. The
+ * writer unlinks, (1) raises the epoch, (2) reads the reader's line; the reader (3) writes its
+ * line, (4) reads the epoch again, then follows pointers. All four are sequentially consistent, so
+ * when (2) missed (3), the order is 1 2 3 4: (4) reads what (1) wrote or later, and with that
+ * acquires all that was unlinked before. The same when the epoch in the line is a later one: (4)
+ * reads no earlier one. And when (2) sees zero or a later visit, it acquires the end of the one
+ * before. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,8 +70,8 @@ static uint64_t oldest(pl_index *ix)
 {
     uint64_t least = atomic_load_explicit(&ix->epoch, memory_order_relaxed);
     for (int i = 0; i < PL_IX_READERS; i++) {
-        pl_index_reader *r = atomic_load_explicit(&ix->reader[i], memory_order_acquire);
-        if (!r) /* they are made in order and kept */
+        pl_index_reader *r = atomic_load_explicit(&ix->reader[i], memory_order_seq_cst);
+        if (!r) /* they are made in order and kept; one that is missed comes after, as in (2) */
             break;
         uint64_t e = atomic_load_explicit(&r->epoch, memory_order_seq_cst);
         if (e && e < least)

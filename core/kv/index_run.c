@@ -131,7 +131,7 @@ int pl_ix_run_new(pl_index *ix, uint32_t parent, uint32_t at, uint32_t space, co
                      .n = (uint16_t)n};
     atomic_init(&r->seen, atomic_load_explicit(&ix->tick, memory_order_relaxed));
     memcpy(r->local, local, n * sizeof *local);
-    ix->dir[*id] = (pl_ix_dir){.run = r};
+    ix->dir[*id] = (pl_ix_dir){.run = r, .seed = parent & PL_IX_ROOT ? 0 : ix->dir[parent].seed};
     if (!(parent & PL_IX_ROOT)) {
         ix->dir[parent].children++;
         pl_ix_run *p = ix->dir[parent].run;

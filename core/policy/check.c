@@ -17,6 +17,7 @@
 #define ROUNDS                200
 #define SIZES                 6
 #define MAX_STOPS             32
+#define MAX_NOTES             32
 
 static const int sizes[SIZES] = {1, 2, 3, 8, 64, 512};
 static const pl_limits limits = {30, 3600};
@@ -41,8 +42,8 @@ static int guarded(pl_vm *vm, long instructions, int (*body)(pl_vm *vm, pl_vm_er
     return rc;
 }
 
-/* What the hooks around sessions gave that would be mended; control thread only. */
-static bool clamped_ttl, clamped_retention;
+/* What the hooks around sessions gave that would be mended. */
+static _Thread_local bool clamped_ttl, clamped_retention;
 
 /* A hook that sees no fleet. */
 static int alone(pl_vm *vm, int (*hook)(pl_vm *vm, pl_vm_error *err), pl_vm_error *err)
@@ -106,10 +107,26 @@ int pl_selftest(pl_vm *vm, pl_vm_error *err)
     return rc;
 }
 
+int pl_try_out(pl_policy_source *src, const pl_vm_options *options, pl_vm_error *err)
+{
+    pl_vm_options o = *options;
+    pl_vm *vm = NULL;
+    o.shared = pl_shared_new(); /* what is live shows no trace of it */
+    int rc = o.shared ? pl_vm_new(src, &o, &vm, err) : PL_ENOMEM;
+    if (rc == 0)
+        rc = pl_vm_init(vm, NULL, err);
+    if (rc == 0)
+        rc = pl_selftest(vm, err);
+    if (vm)
+        pl_vm_free(vm);
+    pl_shared_free(o.shared);
+    return rc;
+}
+
 /* --- every hook over every made-up fleet --- */
 
-/* What the last every_hook saw mended; control thread only. */
-static bool clamped_admit, clamped_reason, mends_delta;
+/* What the last every_hook saw mended. */
+static _Thread_local bool clamped_admit, clamped_reason, mends_delta;
 
 /* A wrong answer to a fault is refused; to one of a delta, which few authors think of, noted. */
 static int every_fault(pl_vm *vm, pl_vm_error *err)
@@ -226,11 +243,19 @@ static char *read_vmdef(void)
     return text;
 }
 
-typedef struct report_call {
-    pl_vm *vm;
-    const char *vmdef;
-    hook_report *hooks;
+typedef struct report {
+    pl_policy_source *src; /* NULL: it could not be read */
+    pl_vm *vm;             /* NULL: it did not load */
+    hook_report hooks[6];
     int hooks_n;
+    char notes[MAX_NOTES][320]; /* what is allowed, but hardly meant */
+    int notes_n;
+    pl_vm_error err; /* message "" when all is well */
+} report;
+
+typedef struct report_call {
+    report *r;
+    const char *vmdef;
 } report_call;
 
 static void copy_field(lua_State *L, const char *name, char *out, size_t cap)
@@ -240,7 +265,7 @@ static void copy_field(lua_State *L, const char *name, char *out, size_t cap)
     lua_pop(L, 1);
 }
 
-static void listen_to(lua_State *L, int reporter, report_call *c, hook_report *h)
+static void listen_to(lua_State *L, int reporter, pl_vm *vm, hook_report *h)
 {
     /* the session hook is not asked for requests without one */
     uint64_t seed = 1001, next = h->hook == PL_HOOK_SESSION ? 2 : 1;
@@ -249,8 +274,8 @@ static void listen_to(lua_State *L, int reporter, report_call *c, hook_report *h
     lua_call(L, 1, 0);
     for (int i = 0; i < SIZES; i++) {
         for (int kind = 0; kind < PL_ALL_OUT; kind++, seed += next) {
-            pl_make_up(c->vm, sizes[i], (pl_made_up_kind)kind, seed);
-            c->vm->records.verdict->hook = h->hook;
+            pl_make_up(vm, sizes[i], (pl_made_up_kind)kind, seed);
+            vm->records.verdict->hook = h->hook;
             lua_getfield(L, reporter, "run");
             lua_pushnumber(L, ROUNDS);
             lua_call(L, 1, 0);
@@ -288,33 +313,39 @@ static int run_report(lua_State *L)
         lua_pushnil(L);
     }
     lua_call(L, 1, 1);
-    for (int i = 0; i < c->hooks_n; i++)
-        listen_to(L, 2, c, &c->hooks[i]);
+    for (int i = 0; i < c->r->hooks_n; i++)
+        listen_to(L, 2, c->r->vm, &c->r->hooks[i]);
     return 0;
 }
 
-static int compiler_report(pl_vm *vm, hook_report *hooks, int n, pl_vm_error *err)
+static int read_slips(lua_State *L)
+{
+    report *r = pl_vm_of(L)->body_argument;
+    lua_rawgeti(L, LUA_REGISTRYINDEX, PL_REGISTRY_BOOT);
+    lua_getfield(L, 1, "slips");
+    lua_call(L, 0, 1);
+    for (int i = 1; r->notes_n < MAX_NOTES && i <= (int)lua_objlen(L, -1); i++) {
+        lua_rawgeti(L, -1, i);
+        snprintf(r->notes[r->notes_n++], sizeof r->notes[0], "%s", lua_tostring(L, -1));
+        lua_pop(L, 1);
+    }
+    return 0;
+}
+
+static int lua_report(report *r)
 {
     char *vmdef = read_vmdef();
-    report_call c = {vm, vmdef, hooks, n};
-    pl_vm_set_dry(vm, true);
-    int rc = pl_vm_protected(vm, run_report, &c, 0, "selftest", err);
-    pl_vm_set_dry(vm, false);
+    report_call c = {r, vmdef};
+    pl_vm_set_dry(r->vm, true);
+    int rc = pl_vm_protected(r->vm, run_report, &c, 0, "selftest", &r->err);
+    pl_vm_set_dry(r->vm, false);
+    if (rc == 0)
+        rc = pl_vm_protected(r->vm, read_slips, r, 0, "selftest", &r->err);
     free(vmdef);
     return rc;
 }
 
 /* --- printing --- */
-
-typedef struct report {
-    pl_policy_source *src; /* NULL: it could not be read */
-    pl_vm *vm;             /* NULL: it did not load */
-    hook_report hooks[6];
-    int hooks_n;
-    char notes[PL_HOOK_COUNT][160]; /* what is allowed, but hardly meant */
-    int notes_n;
-    pl_vm_error err; /* message "" when all is well */
-} report;
 
 static void note(report *r, int hook, const char *text)
 {
@@ -455,7 +486,7 @@ static int examine(report *r, pl_str name_or_file, const json_t *params, pl_shar
         if (pl_vm_hooks(r->vm) & 1u << hot[i])
             r->hooks[r->hooks_n++].hook = hot[i];
     if (rc == 0)
-        rc = compiler_report(r->vm, r->hooks, r->hooks_n, &r->err);
+        rc = lua_report(r);
     return rc;
 }
 

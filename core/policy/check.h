@@ -15,4 +15,8 @@ int pl_check(pl_str name_or_file, const json_t *params, bool json, FILE *out);
  * fail. */
 int pl_selftest(pl_vm *vm, pl_vm_error *err);
 
+/* Loads, init and the self-test, on a VM of its own that serves nobody. 0, or err says which stage
+ * failed. */
+int pl_try_out(pl_policy_source *src, const pl_vm_options *options, pl_vm_error *err);
+
 #endif

@@ -99,7 +99,8 @@ int pl_redis_op_send(pl_redis_op *op)
     if (err)
         return err;
     op->cmd.replied = on_reply;
-    op->sent_ns = pl_now_ns();
+    if (!op->sent_ns) /* again after NOSCRIPT: it keeps its place among those that wait */
+        op->sent_ns = pl_now_ns();
     return pl_redis_conn_send(h->conn, &op->cmd, pl_buf_str(&h->out));
 }
 
@@ -631,6 +632,7 @@ int pl_store_redis_new(pl_redis *r, uv_loop_t *loop, pl_wheel *wheel, bool sweep
         .db = r->o.db,
         .connect_ms = r->o.connect_ms,
         .silence_ms = r->o.command_ms,
+        .seed = id,
         .hello = pl_buf_str(&r->hello),
         .up = on_up,
         .down = on_down,

@@ -7,8 +7,9 @@
  *
  * A call is answered after at most command_timeout_ms and three ticks of the wheel. When the server
  * is silent for that long, or the connection breaks, the handle is down: calls are answered
- * PL_EUNAVAILABLE at once, until the server answers again; it is asked with backoff, 0.1 to 2 s.
- * Logged once when the first handle goes down and once when all are up again.
+ * PL_EUNAVAILABLE at once, until the server answers again; it is asked with backoff, 0.1 to 2 s,
+ * each time up to half of that earlier by chance. Logged once when the first handle goes down and
+ * once when all are up again.
  *
  * While it is down a process still knows the sessions that it served (known_sessions of them, all
  * handles together): GET and PEEK of such a session answer with its last known binding and
@@ -32,12 +33,13 @@
  *
  * Expiry
  *
- * Handles that sweep ask once a second for what is due. An expired engine-backed session is claimed
- * by one of them, which calls expired(); the closer then says pl_store_redis_ack. A claim whose
- * handle has not asked for 3 s goes to another one (so within 5 s), which calls expired() again:
- * normally exactly one router closes, and at least one. A claim that is not acknowledged in 15
- * minutes is dropped; the engine's own timeout has freed it by then. When the engine is not known
- * here, another router gets it, a few times over. */
+ * Handles that sweep ask for what is due with each pl_store_advance, at the latest a second after
+ * the last time (the router's advances four times a second). An expired engine-backed session is
+ * claimed by one of them, which calls expired(); the closer then says pl_store_redis_ack. A claim
+ * whose handle has not asked for 3 s goes to another one (so within 5 s), which calls expired()
+ * again: normally exactly one router closes, and at least one. A claim that is not acknowledged in
+ * 15 minutes is dropped; the engine's own timeout has freed it by then. When the engine is not
+ * known here, another router gets it, a few times over. */
 #ifndef PL_REDIS_H
 #define PL_REDIS_H
 
@@ -92,7 +94,7 @@ void pl_redis_distrust(pl_redis *r);
 
 /* A handle for this loop, used on its thread only, as is everything of pl_store. Connects at once.
  * sweeps: expired() runs on this loop; at least one handle of a process should. pl_store_advance
- * asks for what is due now instead of within a second (handles that sweep).
+ * asks for what is due now instead of within a second (handles that sweep; one question at a time).
  *
  * pl_store_free may be called while commands are under way, as long as their calls were answered or
  * cancelled. It closes libuv handles: the loop must run once more before uv_loop_close (as for any

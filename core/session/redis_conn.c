@@ -18,6 +18,7 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
+#include "base/rng.h"
 #include "http/resolve.h"
 
 #define BACKOFF_MIN_MS 100
@@ -56,6 +57,7 @@ struct pl_redis_conn {
     uint32_t in_flight;         /* their number, without hellos */
     uint64_t heard_ns;          /* the last reply, or the first command after a pause */
     uint64_t backoff_ms;
+    pl_rng rng;
     uint64_t ready_ns; /* READY since */
     pl_timer timer;
     pl_resolver resolver;
@@ -124,7 +126,8 @@ void pl_redis_conn_drop(pl_redis_conn *c, const char *why)
     c->state = WAITING;
     c->silent = c->overdue = false;
     close_context(c);
-    arm(c, c->backoff_ms);
+    /* those that lost it at the same time do not come back at the same time */
+    arm(c, c->backoff_ms - pl_rng_below(&c->rng, (uint32_t)c->backoff_ms / 2));
     c->backoff_ms = c->backoff_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : c->backoff_ms * 2;
     c->pins++; /* what is called may free */
     c->o.down(c->o.ctx, c->why);
@@ -434,6 +437,7 @@ int pl_redis_conn_new(const pl_redis_conn_options *o, pl_redis_conn **out)
     c->o = *o;
     c->pins = 1;
     c->backoff_ms = BACKOFF_MIN_MS;
+    c->rng.state = o->seed;
     if (!o->unix_path &&
         pl_resolver_init(&c->resolver, o->loop, pl_str_c(o->host), o->port, on_resolved) != 0) {
         free(c);

@@ -29,7 +29,8 @@ typedef struct pl_redis_conn_options {
     const char *host, *unix_path, *user, *password; /* NULL: none */
     int port, db;
     uint64_t connect_ms, silence_ms;
-    pl_str hello; /* a formatted command that must not be answered by an error */
+    uint64_t seed; /* of when it tries again: another one for each connection */
+    pl_str hello;  /* a formatted command that must not be answered by an error */
     /* Commands are taken from up() on and refused from down() on: after a broken connection, or
      * while the server has been silent for silence_ms though commands wait. Neither runs inside
      * pl_redis_conn_send. why is good until down() returns. down() is called once for each attempt

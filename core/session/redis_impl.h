@@ -76,8 +76,8 @@ typedef struct pl_redis_op {
     pl_store_list_call *list;  /* likewise */
     uint32_t turns;            /* GET: to count */
     uint32_t acks_n, passes_n; /* SWEEP: how many it carries */
-    uint64_t sent_ns;
-    pl_store_call own[]; /* one, for what the handle does by itself, and its name's bytes */
+    uint64_t sent_ns;          /* first */
+    pl_store_call own[];       /* one, for what the handle does by itself, and its name's bytes */
 } pl_redis_op;
 
 /* redis.c */

@@ -1,7 +1,7 @@
-/* Expiry on the shared store, and the list of its sessions. A handle that sweeps asks once a second
- * (one question at a time) for what is due: the script claims it for this handle and hands it over,
- * together with claims of an earlier answer that never arrived. Acknowledgements go with the next
- * question. All on the handle's loop. */
+/* Expiry on the shared store, and the list of its sessions. A handle that sweeps asks when it is
+ * advanced and once a second (one question at a time) for what is due: the script claims it for
+ * this handle and hands it over, together with claims of an earlier answer that never arrived.
+ * Acknowledgements go with the next question. All on the handle's loop. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>

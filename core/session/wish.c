@@ -32,9 +32,9 @@ int pl_wish_refuse(const pl_wish_reader *r, const char *path, const char *allowe
     if (m->raw.n <= SHOWN)
         return pl_fail(&r->e->text, PL_EINVALID, "%s must be %s, not %.*s", path, allowed,
                        PL_FMT(m->raw));
-    return pl_fail(&r->e->text, PL_EINVALID, "%s must be %s, not %.*s... (%zu bytes)", path,
+    return pl_fail(&r->e->text, PL_EINVALID, "%s must be %s, not %.*s... (%zu bytes%s)", path,
                    allowed, PL_FMT(pl_str_clip(m->raw, SHOWN)),
-                   m->raw.n - (m->type == PL_JSON_STRING ? 2 : 0));
+                   m->raw.n - (m->type == PL_JSON_STRING ? 2 : 0), m->escaped ? " as written" : "");
 }
 
 int pl_wish_no_memory(const pl_wish_reader *r)

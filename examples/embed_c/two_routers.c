@@ -19,14 +19,15 @@ static pl_router *start(const char *engine, const char *policy, pthread_t *threa
 {
     char config[512], error[512] = "no thread";
     pl_router *r;
+    int rc;
     snprintf(config, sizeof config,
              "{\"listen\": \"127.0.0.1:0\", \"admin\": {\"listen\": \"off\"}, \"threads\": 1,"
              " \"engines\": [\"%s\"], \"policy\": \"%s\", \"log\": {\"level\": \"warn\"}}",
              engine, policy);
-    if (pl_router_new(config, &r, error, sizeof error) != 0 ||
-        pl_router_start(r, error, sizeof error) != 0 ||
+    if ((rc = pl_router_new(config, &r, error, sizeof error)) != 0 ||
+        (rc = pl_router_start(r, error, sizeof error)) != 0 ||
         pthread_create(thread, NULL, control, r) != 0) {
-        fprintf(stderr, "%s: %s\n", engine, error);
+        fprintf(stderr, "%s: %s (%s)\n", engine, error, pl_strerror(rc));
         pl_router_free(r);
         return NULL;
     }

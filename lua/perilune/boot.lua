@@ -114,4 +114,7 @@ function B.jit_report(vmdef)
   return load_internal("jitreport")(checked.policy, B.st, records, vmdef)
 end
 
+-- For `perilune check`: mistakes that no request has to meet to be seen.
+function B.slips() return load_internal("slips")(checked.policy, sandbox.global_slip) end
+
 return B

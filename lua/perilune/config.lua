@@ -36,7 +36,10 @@ setmetatable(globals, {
 })
 local environment = setmetatable({}, {
   __index = globals,
-  __newindex = function(_, name) error(format("write to global '%s': declare it with local", tostring(name)), 2) end,
+  __newindex = function(_, name)
+    error(format("write to global '%s': a configuration is one table, return { %s = ... }; other names are local",
+      tostring(name), tostring(name)), 2)
+  end,
 })
 
 return (setfenv(chunk, environment)())

@@ -14,7 +14,8 @@ local HOOK = { admit = C.PL_HOOK_ADMIT, route = C.PL_HOOK_ROUTE, score = C.PL_HO
 -- A hook answered something that it may not answer: an error at the hook's first line.
 local function bad(hook, fn, value, expected)
   local info = debug.getinfo(fn, "S")
-  local shown = type(value) == "number" and tostring(value) or value == nil and "nothing" or "a " .. type(value)
+  local shown = type(value) == "number" and tostring(value) or value == nil and "nothing"
+    or type(value) == "cdata" and "a record" or "a " .. type(value)
   error(format("%s:%d: %s answered %s; it must answer %s", info.short_src, info.linedefined, hook, shown, expected), 0)
 end
 

@@ -95,9 +95,9 @@ end
 
 local BAD_NAME = " takes a name of letters, digits and _, at most 63 bytes"
 
-local function opened(answer, what)
-  if answer == -1 then error(what .. BAD_NAME, 3) end
-  if answer == -2 then error(what .. ": too many different names in this router", 3) end
+local function opened(answer, what, name)
+  if answer == -1 then error(("%s%s, not %q"):format(what, BAD_NAME, name:sub(1, 80)), 3) end
+  if answer == -2 then error(("%s: too many different names in this router for %q"):format(what, name), 3) end
   return answer
 end
 
@@ -107,7 +107,7 @@ function pl.metric(name, value)
     error("pl.metric(name, value)" .. BAD_NAME .. ", and a number", 2)
   end
   local answer = api.metric(vm, name, #name, value)
-  if answer == -1 then error("pl.metric(name, value)" .. BAD_NAME, 2) end
+  if answer == -1 then error(("pl.metric(name, value)%s, not %q"):format(BAD_NAME, name:sub(1, 80)), 2) end
   return answer >= 0
 end
 
@@ -128,7 +128,7 @@ function Counter:get() return counter_add(vm, self.handle, 0) end
 -- A sum that all loops share, and that outlives a reload.
 function pl.counter(name)
   key_check(name, "pl.counter(name)")
-  local handle = opened(api.counter_open(vm, name, #name), "pl.counter(name)")
+  local handle = opened(api.counter_open(vm, name, #name), "pl.counter(name)", name)
   return setmetatable({ handle = handle }, Counter)
 end
 
@@ -162,7 +162,8 @@ function pl.worker_ewma(name, half_life_seconds)
   if type(half_life_seconds) ~= "number" or not (half_life_seconds > 0) then
     error("pl.worker_ewma: half_life_seconds is a number above 0", 2)
   end
-  local handle = opened(api.ewma_open(vm, name, #name, half_life_seconds), "pl.worker_ewma(name, half_life_seconds)")
+  local handle = opened(api.ewma_open(vm, name, #name, half_life_seconds), "pl.worker_ewma(name, half_life_seconds)",
+    name)
   return setmetatable({ handle = handle }, Ewma)
 end
 

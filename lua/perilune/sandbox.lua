@@ -113,19 +113,26 @@ local INSTEAD = {
   os = "policies do no I/O; pl.now() is the time",
   io = "policies do no I/O; pl.log(text) writes a line",
 }
-setmetatable(globals, {
-  __index = function(_, name)
-    local instead = INSTEAD[name]
-    error(format("unknown global '%s'%s", tostring(name), instead and " (" .. instead .. ")" or ""), 2)
-  end,
-})
+local function no_global(name)
+  local instead = INSTEAD[name]
+  return format("unknown global '%s'%s", tostring(name), instead and " (" .. instead .. ")" or "")
+end
+local function no_write(name)
+  return format("write to global '%s': declare it with local; a hook is a member of the table that the file returns",
+    tostring(name))
+end
+setmetatable(globals, { __index = function(_, name) error(no_global(name), 2) end })
 environment = setmetatable({}, {
   __index = globals,
-  __newindex = function(_, name)
-    error(format("write to global '%s': declare it with local", tostring(name)), 2)
-  end,
+  __newindex = function(_, name) error(no_write(name), 2) end,
   __metatable = false,
 })
+
+-- What is wrong with a line that reads the global, or writes it; nil: nothing.
+function M.global_slip(name, written)
+  if written then return no_write(name) end
+  if rawget(globals, name) == nil then return no_global(name) end
+end
 
 function M.run(chunk) return (setfenv(chunk, environment)()) end
 

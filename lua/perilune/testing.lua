@@ -4,6 +4,10 @@
 --   local d = policy:decide { workers = { { name = "a", inflight = 2 }, { name = "b" } } }
 --   assert(d.worker == "b" and d.reason == "score")
 --
+-- The repository's specs run by `busted`; one elsewhere by
+--   LUA_PATH="$PERILUNE/lua/?.lua;;" busted --lua=luajit mine_spec.lua
+-- where $PERILUNE is the repository, in which this file looks for the records' header.
+--
 -- Everything above C is the real thing: the prelude (boot.lua and what it loads) runs unchanged on
 -- the records of core/policy_abi.h, so an unknown field, a write or an index out of range is the
 -- error that the router would give. Stood in for is only what C does: `pl_api` (below), and the loop

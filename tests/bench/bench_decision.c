@@ -105,7 +105,7 @@ static void fill_index(bench *b)
     size_t blocks = (size_t)b->tokens / PAGE;
     uint64_t name = 1, *names = malloc(blocks * sizeof *names);
     pl_index *ix = pl_holdings_index(b->holdings);
-    pl_index_space space = pl_index_space_open(ix, PL_STR("*"), PAGE, false, none, none);
+    pl_index_space space = pl_index_space_open(ix, PL_STR("*"), PAGE, false, none);
     b->ids = malloc((size_t)PROMPTS * (size_t)b->tokens * sizeof *b->ids);
     b->local = malloc(blocks * sizeof *b->local);
     if (!space || !names || !b->ids || !b->local)

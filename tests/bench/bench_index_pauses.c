@@ -48,7 +48,7 @@ static pl_index *make(uint64_t cap, pl_index_space *space)
     pl_index *ix;
     if (pl_index_new(&o, &ix) != 0)
         abort();
-    *space = pl_index_space_open(ix, PL_STR("m"), 16, false, PL_STR(""), PL_STR(""));
+    *space = pl_index_space_open(ix, PL_STR("m"), 16, false, PL_STR(""));
     return ix;
 }
 

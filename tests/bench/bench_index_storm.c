@@ -26,8 +26,7 @@ static int storm_for(long operations, uint64_t seed)
             die("out of memory");
         pl_index_space space[STORM_SPACES];
         for (int i = 0; i < STORM_SPACES; i++)
-            space[i] = pl_index_space_open(ix, PL_STR("m"), 16u + (uint32_t)i, false, (pl_str){0},
-                                           (pl_str){0});
+            space[i] = pl_index_space_open(ix, PL_STR("m"), 16u + (uint32_t)i, false, (pl_str){0});
         *s = (storm){.rng = {.state = seed},
                      .workers = 1 + (int)(seed % 7) * (int)(seed % 5),
                      .honest = seed % 3 == 0,

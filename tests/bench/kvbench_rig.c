@@ -170,7 +170,7 @@ void kvbench_renew(kvbench_rig *b)
     pl_index_options o = {.max_bytes = UINT64_MAX};
     if (pl_index_new(&o, &b->ix) != 0)
         kvbench_die("no index");
-    b->space = pl_index_space_open(b->ix, PL_STR("model"), 16, false, (pl_str){0}, (pl_str){0});
+    b->space = pl_index_space_open(b->ix, PL_STR("model"), 16, false, (pl_str){0});
     b->reader = pl_index_reader_new(b->ix);
     if (!b->space || !b->reader)
         kvbench_die("no space or reader");

@@ -158,7 +158,7 @@ static bool open_knowledge(run *r)
         pl_block_space_init(&r->space, PAGE, false, none, none) != 0)
         return pb_fail("knowledge", "out of memory");
     r->index_space =
-        pl_index_space_open(pl_holdings_index(r->holdings), PL_STR("*"), PAGE, false, none, none);
+        pl_index_space_open(pl_holdings_index(r->holdings), PL_STR("*"), PAGE, false, none);
     return r->index_space != 0 || pb_fail("knowledge", "out of memory");
 }
 

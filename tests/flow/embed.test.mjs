@@ -26,6 +26,10 @@ test('two routers in one program', async (t) => {
   command('cc', ['-Wall', '-Wextra', '-Werror', ...sanitize,
     join(root, 'examples', 'embed_c', 'two_routers.c'), ...flags, '-o', program]);
 
+  const refused = spawnSync(program, ['http://127.0.0.1:9', 'nonsense'], { encoding: 'utf8', input: '' });
+  assert.equal(refused.status, 1);
+  assert.match(refused.stderr, /^nonsense: .*engines\[1\].* must begin with http:.*\(invalid argument\)$/m);
+
   const engines = [await startEngine(t), await startEngine(t)];
   const child = spawn(program, engines.map((engine) => engine.url));
   cleanup(t, () => child.kill('SIGKILL'));

@@ -48,6 +48,19 @@ test('a reload with any of them is refused and the old policy stays', { timeout:
   }
 });
 
+test('who starts a policy that a reload would refuse is told', async (t) => {
+  const engine = await fakeEngine(t);
+  const faulty = writeFile(scratch(t), 'p.lua', 'return { api = 1, score = function(req, w)\n return w.inflght end }');
+  const said = [];
+  for (const policy of [faulty, 'least_loaded']) {
+    const router = await startRouter(t, { engines: { a: engine.url }, policy });
+    assert.equal((await post(router.url + path, chat('m'))).status, 200);
+    said.push(router.stderr);
+  }
+  assert.match(said[0], /"policy_faulty","message":"[^"]*p\.lua:2: score: a worker has no field 'inflght'.*stage selftest/);
+  assert.doesNotMatch(said[1], /policy_faulty/);
+});
+
 // Called for requests of sessions only.
 const aroundSessions = ['session', 'retain', 'expire'];
 // It runs when an engine-backed session has expired, which these have not: that it is booked is shown in

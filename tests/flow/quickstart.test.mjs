@@ -16,6 +16,7 @@ test('sh examples/quickstart.sh', { timeout: 600000 }, async () => {
   child.stderr.on('data', (data) => { err += data; });
   const code = await new Promise((resolve) => { child.on('close', resolve); });
   assert.equal(code, 0, err);
+  assert.doesNotMatch(err, /No such file/);
 
   const rows = out.split('\n').map((line) => ROW.exec(line)).filter(Boolean);
   assert.equal(rows.length, 9, out);

@@ -62,7 +62,7 @@ test('every flag it names exists', async () => {
     for (const { 0: flag, index } of line.matchAll(/(?<![\w-])--[a-z][a-z-]*/g)) {
       // the program that the flag is given to is the last one named before it on the line
       const before = line.slice(0, index);
-      const program = [...before.matchAll(/\bperilune (serve|engine|check|reload)\b|\bsh (\S+\.sh)|\b(cmake|curl|vllm serve|sglang\.launch_server)\b/g)].pop();
+      const program = [...before.matchAll(/\bperilune (serve|engine|check|reload)\b|\bsh (\S+\.sh)|\b(cmake|pkg-config|busted|curl|vllm serve|sglang\.launch_server)\b/g)].pop();
       if (program?.[3]) continue;
       seen += 1;
       let text = [...help.values()].join('');

@@ -221,6 +221,33 @@ test('an engine that refuses a turn for other reasons, or every session, is pass
   await nothingOpen([engine]);
 });
 
+for (const [what, end] of [
+  ['its client leaves', async ({ leaving, answer, res }) => { leaving.abort(); await assert.rejects(answer); res.end('}'); }],
+  ['the engine breaks off', async ({ answer, res }) => { res.socket.resetAndDestroy(); assert.equal((await answer).statusCode, 200); (await answer).resume(); }],
+]) {
+  test(`a refusal of a session's turn is being read, and ${what}`, async (t) => {
+    const { engines, ask, router } = await fleet(t);
+    const opened = await ask({ messages: say('one'), ...control('s', 'open') });
+    const engine = engines[Number(opened.headers['x-perilune-worker'][1])];
+    const infer = engine.handler;
+    const begun = gate();
+    engine.handler = (entry, res) => {
+      engine.handler = infer;
+      res.writeHead(400, { 'content-type': 'application/json' });
+      res.write('{"error":', () => begun.open(res));
+    };
+    const leaving = new AbortController();
+    const answer = send(`${router.url}${CHAT}`, {
+      method: 'POST', body: { model: 'm', messages: say('one', reply, 'two'), ...control('s') }, signal: leaving.signal,
+    });
+    await end({ leaving, answer, res: await begun.opened });
+    const next = await ask({ messages: say('one', reply, 'two', reply, 'three'), ...control('s') });
+    assert.equal(next.status, 200, next.text);
+    await ask({ messages: say('x'), ...control('s', 'close') });
+    await nothingOpen(engines);
+  });
+}
+
 test('a turn that broke off and went on elsewhere without a session closes what it left', async (t) => {
   const { engines, ask } = await fleet(t, { config: { breaker: { failures: 100 } } });
   const first = await ask({ messages: say('one'), ...control('s', 'open') });

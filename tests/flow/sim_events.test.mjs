@@ -134,6 +134,7 @@ test('nothing is published unless asked for, and where is told', async (t) => {
     ['[]', /JSON object/], [{}, /action must be/], [{ action: 'dance' }, /action must be/],
     [{ action: 'lose', count: -1 }, /count must be/], [{ action: 'lose', dp_rank: 1 }, /dp_rank must be/],
     [{ action: 'restart', cache: 'warm' }, /cache must be/], [{ action: 'lose', cache: 'kept' }, /cache must be/],
+    [{ action: 'lose', counts: 2 }, /members are action/],
   ]) {
     const answer = await post(`${engine.url}/sim/kv`, body);
     assert.equal(answer.status, 400, JSON.stringify(body));

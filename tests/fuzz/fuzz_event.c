@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kv/apply.h"
+#include "kv/block_hash.h"
 #include "kv/event.h"
 #include "kv/event_json.h"
 
@@ -19,10 +20,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static uint64_t touched; /* so that what is handed over is read */
 
 pl_index_space pl_index_space_open(pl_index *ix, pl_str model, uint32_t block_tokens, bool eagle,
-                                   pl_str lora, pl_str salt)
+                                   pl_str lora)
 {
-    MUST(model.n && block_tokens && lora.n <= PL_APPLY_NAME_MAX && salt.n <= PL_APPLY_NAME_MAX);
-    return 1 + (pl_index_space)(lora.n + 1000 * salt.n) % 1000000;
+    MUST(model.n && block_tokens && lora.n <= PL_APPLY_NAME_MAX);
+    return 1 + (pl_index_space)lora.n;
 }
 
 int pl_index_store(pl_index *ix, pl_index_space space, int slot, pl_tier tier,
@@ -53,9 +54,15 @@ bool pl_index_maintain(pl_index *ix)
     return false;
 }
 
-static pl_index_space space_of(void *ctx, int slot, uint64_t engine)
+static pl_index_space space_of(void *ctx, int slot, uint64_t engine, uint64_t *seed)
 {
+    *seed = engine % 3 ? 0 : engine;
     return (pl_index_space)(engine % 4);
+}
+
+static void begins(void *ctx, int slot, uint64_t engine, uint64_t seed)
+{
+    MUST(slot >= 0 && slot < 2 && seed != PL_BLOCK_SEED);
 }
 
 static size_t also(void *ctx, int slot, pl_tier tier, const uint64_t *engine, size_t n)
@@ -129,7 +136,7 @@ static void batch(const void *p, size_t n)
         a = NULL;
     }
     if (!a) {
-        pl_known known = {.space_of = space_of, .also = also};
+        pl_known known = {.space_of = space_of, .begins = begins, .also = also};
         MUST(pl_apply_new(NULL, &known, &a) == 0);
     }
     pl_apply_rank ranks[2] = {{.slot = 0, .group = -1}, {.slot = 1, .group = -1}};

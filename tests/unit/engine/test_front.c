@@ -360,6 +360,8 @@ static void test_errors(void **state)
         {"/detokenize", "{\"tokens\":[\"x\"]}", 400, "token ids"},
         {"/sim/fault", "{\"kind\":\"flood\"}", 400, "kind must be"},
         {"/sim/fault", "{\"kind\":\"slow\",\"delay_ms\":-1}", 400, "integers"},
+        {"/sim/fault", "{\"kind\":\"refuse\",\"counts\":3}", 400, "members are kind"},
+        {"/sim/fault", "{\"kind\":\"refuse\",\"health\":\"yes\"}", 400, "true or false"},
         {"/v1/chat/completions", NULL, 405, "Method Not Allowed"},
         {"/v1/models", "{}", 405, "Method Not Allowed"},
         {"/get_load", NULL, 404, "Not Found"}, /* SGLang's */

@@ -15,7 +15,7 @@ enum { DOUBLE_SLOTS = 16, DOUBLE_ENTRIES = 40000, DOUBLE_SPACES = 64 };
 
 typedef struct double_entry {
     int slot;
-    uint64_t engine, local, parent;
+    uint64_t engine, local, parent, seed;
     bool has_parent;
     pl_index_space space;
     int copies[PL_TIERS];
@@ -25,7 +25,7 @@ static struct {
     pthread_mutex_t lock;
     double_entry e[DOUBLE_ENTRIES];
     size_t n;
-    char space[DOUBLE_SPACES][256]; /* "model/block_tokens[/eagle]/lora/salt" */
+    char space[DOUBLE_SPACES][256]; /* "model/block_tokens[/eagle]/lora" */
     size_t spaces;
     size_t clears[DOUBLE_SLOTS], stores, largest_store;
     int refuse; /* what the next stores return */
@@ -101,11 +101,11 @@ static inline const char *double_space(pl_index_space id)
 /* --- the index --- */
 
 static inline pl_index_space double_open(pl_str model, uint32_t block_tokens, bool eagle,
-                                         pl_str lora, pl_str salt)
+                                         pl_str lora)
 {
     char name[256];
-    snprintf(name, sizeof name, "%.*s/%u%s/%.*s/%.*s", PL_FMT(model), block_tokens,
-             eagle ? "/eagle" : "", PL_FMT(lora), PL_FMT(salt));
+    snprintf(name, sizeof name, "%.*s/%u%s/%.*s", PL_FMT(model), block_tokens,
+             eagle ? "/eagle" : "", PL_FMT(lora));
     for (size_t i = 0; i < index_double.spaces; i++)
         if (strcmp(index_double.space[i], name) == 0)
             return (pl_index_space)i + 1;
@@ -116,11 +116,11 @@ static inline pl_index_space double_open(pl_str model, uint32_t block_tokens, bo
 }
 
 pl_index_space pl_index_space_open(pl_index *ix, pl_str model, uint32_t block_tokens, bool eagle,
-                                   pl_str lora, pl_str salt)
+                                   pl_str lora)
 {
     (void)ix;
     pl_index_space id = 0;
-    DOUBLE_LOCKED id = double_open(model, block_tokens, eagle, lora, salt);
+    DOUBLE_LOCKED id = double_open(model, block_tokens, eagle, lora);
     return id;
 }
 
@@ -143,6 +143,7 @@ int pl_index_store(pl_index *ix, pl_index_space space, int slot, pl_tier tier,
             rc = PL_ENOTFOUND;
         if (rc == 0 && index_double.n + n > DOUBLE_ENTRIES)
             rc = PL_ELIMIT;
+        uint64_t seed = p ? p->seed : 0;
         for (size_t i = 0; rc == 0 && i < n; i++) {
             double_entry *e = double_find(slot, engine[i]);
             if (!e) {
@@ -151,6 +152,7 @@ int pl_index_store(pl_index *ix, pl_index_space space, int slot, pl_tier tier,
             }
             e->local = local[i];
             e->space = space;
+            e->seed = seed;
             e->has_parent = i > 0 || parent;
             e->parent = i > 0 ? engine[i - 1] : parent ? *parent : 0;
             e->copies[tier]++;
@@ -201,10 +203,28 @@ bool pl_index_maintain(pl_index *ix)
 
 /* --- what goes beyond index.h --- */
 
-static pl_index_space double_space_of(void *ctx, int slot, uint64_t engine)
+static pl_index_space double_space_of(void *ctx, int slot, uint64_t engine, uint64_t *seed)
 {
     (void)ctx;
-    return double_get(slot, engine).space;
+    const double_entry e = double_get(slot, engine);
+    *seed = e.seed;
+    return e.space;
+}
+
+/* As in the real one, the blocks that were stored with the first one have it, too. */
+static void double_begins(void *ctx, int slot, uint64_t engine, uint64_t seed)
+{
+    (void)ctx;
+    DOUBLE_LOCKED for (double_entry *e = double_find(slot, engine); e;)
+    {
+        e->seed = seed;
+        engine = e->engine;
+        e = NULL;
+        for (size_t i = 0; i < index_double.n && !e; i++)
+            if (index_double.e[i].slot == slot && index_double.e[i].has_parent &&
+                index_double.e[i].parent == engine && index_double.e[i].seed != seed)
+                e = &index_double.e[i];
+    }
 }
 
 static size_t double_also(void *ctx, int slot, pl_tier tier, const uint64_t *engine, size_t n)
@@ -240,6 +260,6 @@ static size_t double_keep(void *ctx, int slot, const uint64_t *engine, size_t n)
 }
 
 static const pl_known double_known = {
-    .space_of = double_space_of, .also = double_also, .keep = double_keep};
+    .space_of = double_space_of, .begins = double_begins, .also = double_also, .keep = double_keep};
 
 #endif

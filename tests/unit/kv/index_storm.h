@@ -228,8 +228,9 @@ static inline const char *storm_apply(pl_index *ix, pl_index_reader *r, model *m
         return NULL;
     if (pl_index_entries(ix, op->slot) != m->entries[op->slot])
         return "a worker's number of entries";
+    uint64_t seed;
     for (size_t i = 0; i < op->n; i++)
-        if (pl_index_space_of(ix, op->slot, op->name[i]) !=
+        if (pl_index_space_of(ix, op->slot, op->name[i], &seed) !=
             model_space_of(m, op->slot, op->name[i]))
             return "the space of a name";
     return storm_check(r, m, s, op, workers);

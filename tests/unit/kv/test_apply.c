@@ -70,7 +70,7 @@ static void a_store_is_found_by_the_prompts_hashes(void **state)
     for (uint64_t i = 0; i < 3; i++) {
         double_entry e = double_get(0, 11 + i);
         assert_true(e.local == local_of(4, false, NONE, NONE, tokens, 12, i));
-        assert_string_equal(double_space(e.space), "m/4//");
+        assert_string_equal(double_space(e.space), "m/4/");
         assert_true(e.copies[PL_TIER_DEVICE] == 1);
         assert_int_equal(e.parent, i ? 10 + i : 0);
     }
@@ -118,7 +118,7 @@ static void the_batch_says_which_rank(void **state)
     end(&x);
 }
 
-static void lora_and_salt_are_spaces(void **state)
+static void lora_is_a_space_and_salt_is_in_the_hashes(void **state)
 {
     (void)state;
     static const uint32_t tokens[] = {1, 2, 3, 4};
@@ -127,7 +127,7 @@ static void lora_and_salt_are_spaces(void **state)
     /* SGLang says the salt with each event */
     pack(&x.p, "[0,[['BlockStored',[1],n,[1,2],2,n,'GPU',{'cache_salt':'s'}]],0]");
     send(&x);
-    assert_string_equal(double_space(double_get(0, 1).space), "m/2//s");
+    assert_string_equal(double_space(double_get(0, 1).space), "m/2/");
     assert_true(double_get(0, 1).local == local_of(2, false, NONE, PL_STR("s"), tokens, 4, 0));
     /* vLLM with a prompt's first block; what comes behind it is in the same space */
     pack(&x.p, "[0,[{'type':'BlockStored','block_hashes':[21],'token_ids':[1,2],'block_size':2,"
@@ -135,8 +135,8 @@ static void lora_and_salt_are_spaces(void **state)
                "{'type':'BlockStored','block_hashes':[22],'parent_block_hash':21,'token_ids':[3,4],"
                "'block_size':2,'lora_name':'l','extra_keys':[['l']]}],0]");
     send(&x);
-    assert_string_equal(double_space(double_get(0, 21).space), "m/2/l/salty");
-    assert_string_equal(double_space(double_get(0, 22).space), "m/2/l/salty");
+    assert_string_equal(double_space(double_get(0, 21).space), "m/2/l");
+    assert_string_equal(double_space(double_get(0, 22).space), "m/2/l");
     assert_true(double_get(0, 22).local ==
                 local_of(2, false, PL_STR("l"), PL_STR("salty"), tokens, 4, 1));
     /* an adapter that is only numbered cannot be matched by its name, and must not be by none */
@@ -190,7 +190,7 @@ static void eagle_pairs_are_windows(void **state)
     begin(&x, 2, 1, true);
     pack(&x.p, "[0,[['BlockStored',[1,2],n,[[10,20],[20,30],[30,40],[40,50]],2]],0]");
     send(&x);
-    assert_string_equal(double_space(double_get(0, 2).space), "m/2/eagle//");
+    assert_string_equal(double_space(double_get(0, 2).space), "m/2/eagle/");
     assert_true(double_get(0, 1).local == local_of(2, true, NONE, NONE, tokens, 5, 0));
     assert_true(double_get(0, 2).local == local_of(2, true, NONE, NONE, tokens, 5, 1));
     pack(&x.p, "[0,[['BlockStored',[5],n,[[10,20],[21,30]],2]],0]");
@@ -278,7 +278,7 @@ static void router_events_bring_their_local_hashes(void **state)
                "'blocks':[{'block_hash':5,'tokens_hash':77}]}}}}]]");
     send(&x);
     assert_true(double_get(1, 5).local == 77 && double_has(1, PL_TIER_DISK, 5));
-    assert_string_equal(double_space(double_get(1, 5).space), "m/16//");
+    assert_string_equal(double_space(double_get(1, 5).space), "m/16/");
     end(&x);
     begin(&x, 0, 1, true); /* without a block size their space is not known */
     pack(&x.p,
@@ -393,24 +393,48 @@ static void the_first_store_says_the_block_size_where_nobody_did(void **state)
     end(&x);
 }
 
-/* A tenant for each request: the list of spaces is bounded, and what was open stays usable. */
+/* An adapter for each request: the list of spaces is bounded, and what was open stays usable. */
 static void spaces_without_end_are_refused(void **state)
 {
     (void)state;
     fixture x;
     begin(&x, 1, 1, true);
     for (int i = 0; i < 200; i++) {
-        char salt[16];
-        snprintf(salt, sizeof salt, "s%d", i);
-        pack(&x.p, "[0,[['BlockStored',[i],n,[1],1,n,'GPU',{'cache_salt':s}]],0]", (int64_t)i + 1,
-             salt);
+        char lora[16];
+        snprintf(lora, sizeof lora, "l%d", i);
+        pack(&x.p, "[0,[['BlockStored',[i],n,[1],1,3,'GPU',s]],0]", (int64_t)i + 1, lora);
         send(&x);
     }
     assert_int_equal(x.ranks[0].counts.stored, DOUBLE_SPACES);
     assert_int_equal(x.ranks[0].counts.refused, 200 - DOUBLE_SPACES);
-    pack(&x.p, "[0,[['BlockStored',[999],n,[1],1,n,'GPU',{'cache_salt':'s5'}]],0]");
+    pack(&x.p, "[0,[['BlockStored',[999],n,[1],1,3,'GPU','l5']],0]");
     send(&x);
-    assert_string_equal(double_space(double_get(0, 999).space), "m/1//s5");
+    assert_string_equal(double_space(double_get(0, 999).space), "m/1/l5");
+    end(&x);
+}
+
+/* SGLang says the salt with each event: one that is not the parent's has no place. */
+static void a_chain_keeps_its_salt(void **state)
+{
+    (void)state;
+    static const uint32_t tokens[] = {1, 2, 3, 4, 5, 6};
+    fixture x;
+    begin(&x, 2, 1, true);
+    pack(&x.p, "[0,[['BlockStored',[1],n,[1,2],2,n,'GPU',{'cache_salt':'s'}],"
+               "['BlockStored',[2],1,[3,4],2,n,'GPU',{'cache_salt':'s'}],"
+               "['BlockStored',[3],2,[5,6],2,n,'GPU',{'cache_salt':'t'}]],0]");
+    send(&x);
+    assert_true(double_get(0, 2).local == local_of(2, false, NONE, PL_STR("s"), tokens, 4, 1));
+    assert_int_equal(double_get(0, 3).engine, 0);
+    assert_int_equal(x.ranks[0].counts.unknown_parents, 1);
+    /* the same behind a parent without one */
+    pack(&x.p, "[0,[['BlockStored',[11],n,[1,2],2,n,'GPU'],"
+               "['BlockStored',[12],11,[3,4],2,n,'GPU',{'cache_salt':'s'}],"
+               "['BlockStored',[13],11,[3,4],2,n,'GPU']],0]");
+    send(&x);
+    assert_int_equal(double_get(0, 12).engine, 0);
+    assert_true(double_get(0, 13).local == local_of(2, false, NONE, NONE, tokens, 4, 1));
+    assert_int_equal(x.ranks[0].counts.unknown_parents, 2);
     end(&x);
 }
 
@@ -495,7 +519,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_store_is_found_by_the_prompts_hashes),
         cmocka_unit_test(the_batch_says_which_rank),
-        cmocka_unit_test(lora_and_salt_are_spaces),
+        cmocka_unit_test(lora_is_a_space_and_salt_is_in_the_hashes),
         cmocka_unit_test(images_set_a_block_apart),
         cmocka_unit_test(eagle_pairs_are_windows),
         cmocka_unit_test(long_events_are_one_chain),
@@ -505,6 +529,7 @@ int main(void)
         cmocka_unit_test(what_does_not_fit_is_refused_and_counted),
         cmocka_unit_test(the_first_store_says_the_block_size_where_nobody_did),
         cmocka_unit_test(spaces_without_end_are_refused),
+        cmocka_unit_test(a_chain_keeps_its_salt),
         cmocka_unit_test(a_size_that_was_learned_is_learned_again),
         cmocka_unit_test(what_brings_nothing_is_noticed),
         cmocka_unit_test(keep_drops_what_is_not_named),

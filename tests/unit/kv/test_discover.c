@@ -84,62 +84,12 @@ static void an_engine_that_does_not_publish(void **state)
     }
 }
 
-static void vllm_is_configured(void **state)
-{
-    (void)state;
-    pl_discovered d;
-    assert_int_equal(
-        pl_discover_config(PL_STR("{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\","
-                                  "\"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":"
-                                  "\"tcp://*:5558\",\"topic\":\"kv-events\"}"),
-                           HOST, &d, &eb),
-        0);
-    assert_int_equal(d.mode, PL_FEED_CONNECT);
-    assert_string_equal(d.endpoint, "tcp://10.0.0.7:5557");
-    assert_string_equal(d.replay, "tcp://10.0.0.7:5558");
-    assert_string_equal(d.topic, "kv-events");
-    /* the defaults */
-    assert_int_equal(pl_discover_config(PL_STR("{}"), HOST, &d, &eb), 0);
-    assert_string_equal(d.endpoint, "tcp://10.0.0.7:5557");
-    assert_string_equal(d.replay, "");
-    /* an engine that connects to us: we bind the port that it names */
-    assert_int_equal(
-        pl_discover_config(PL_STR("{\"endpoint\":\"tcp://router.local:5600\"}"), HOST, &d, &eb), 0);
-    assert_int_equal(d.mode, PL_FEED_BIND);
-    assert_string_equal(d.endpoint, "tcp://*:5600"); /* a name cannot be bound */
-    assert_int_equal(
-        pl_discover_config(PL_STR("{\"endpoint\":\"tcp://localhost:5\"}"), HOST, &d, &eb), 0);
-    assert_string_equal(d.endpoint, "tcp://127.0.0.1:5");
-    assert_int_equal(
-        pl_discover_config(PL_STR("{\"endpoint\":\"tcp://10.9.9.9:5\"}"), HOST, &d, &eb), 0);
-    assert_string_equal(d.endpoint, "tcp://10.9.9.9:5");
-    assert_int_equal(pl_discover_config(PL_STR("{\"endpoint\":\"ipc:///tmp/kv\"}"), HOST, &d, &eb),
-                     0);
-    assert_int_equal(d.mode, PL_FEED_CONNECT);
-    assert_string_equal(d.endpoint, "ipc:///tmp/kv");
-    static const struct {
-        pl_str text;
-        int want;
-    } bad[] = {
-        {PL_STR_INIT("{\"enable_kv_cache_events\":false}"), PL_ENOTFOUND},
-        {PL_STR_INIT("{\"publisher\":\"null\"}"), PL_ENOTFOUND},
-        {PL_STR_INIT("{\"publisher\":\"nats\"}"), PL_EPROTOCOL},
-        {PL_STR_INIT("{\"endpoint\":\"udp://*:1\"}"), PL_EPROTOCOL},
-        {PL_STR_INIT("{\"endpoint\":\"tcp://*\"}"), PL_EPROTOCOL},
-        {PL_STR_INIT("{\"endpoint\":\"tcp://*:0\"}"), PL_EPROTOCOL},
-        {PL_STR_INIT("{\"replay_endpoint\":\"x\"}"), PL_EPROTOCOL},
-    };
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        assert_int_equal(pl_discover_config(bad[i].text, HOST, &d, &eb), bad[i].want);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sglang_says_where),
         cmocka_unit_test(the_engines_host_stands_for_any),
         cmocka_unit_test(an_engine_that_does_not_publish),
-        cmocka_unit_test(vllm_is_configured),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -349,8 +349,12 @@ static void one_stream_for_all_ranks(void **state)
     assert_true(stats(2).last_seq == 1 && stats(3).last_seq == 1 && stats(3).rank == 1);
     engine_forget(&e);
     engine_store(&e, 9, 0, false);
-    WAIT(NULL, stats(3).restarts == 1);
+    WAIT(NULL, stats(2).restarts == 1);
     assert_true(double_count(2) == 1 && double_count(3) == 0);
+    /* a sum over the ranks is what there was; what was applied is each rank's */
+    assert_true(stats(2).messages == 3 && stats(2).bytes > 0);
+    assert_true(stats(3).messages == 0 && stats(3).bytes == 0 && stats(3).restarts == 0);
+    assert_true(stats(2).counts.stored == 2 && stats(3).counts.stored == 1);
     pl_feed_free(feed);
     engine_close(&e);
 }
@@ -470,6 +474,79 @@ static void events_over_http(void **state)
     pl_feed_free(feed);
 }
 
+/* One publisher for both ranks: what says nothing of its rank is that of the rank it is posted to.
+ */
+static void one_stream_over_http(void **state)
+{
+    (void)state;
+    int slots[] = {4, 5};
+    pl_errbuf eb;
+    feed_open(NULL);
+    pl_feed_source s = {.engine = PL_STR("e"),
+                        .slots = slots,
+                        .ranks_n = 2,
+                        .model = PL_STR("m"),
+                        .block_tokens = 1,
+                        .one_stream = true};
+    add(&s);
+    assert_int_equal(POST(5, "{\"type\":\"BlockStored\",\"block_hashes\":[1],\"token_ids\":[1],"
+                             "\"block_size\":1}"),
+                     0);
+    assert_int_equal(POST(5,
+                          "{\"seq\":0,\"events\":[{\"type\":\"BlockStored\",\"block_hashes\":[2],"
+                          "\"token_ids\":[2],\"block_size\":1}]}"),
+                     0);
+    assert_int_equal(POST(5, "{\"data_parallel_rank\":0,\"events\":[{\"type\":\"BlockStored\","
+                             "\"block_hashes\":[3],\"token_ids\":[3],\"block_size\":1}]}"),
+                     0);
+    WAIT(NULL, double_count(4) == 1);
+    assert_true(double_has(5, PL_TIER_DEVICE, 1) && double_has(5, PL_TIER_DEVICE, 2) &&
+                double_has(4, PL_TIER_DEVICE, 3));
+    /* the numbers are the publisher's, whichever rank it speaks for */
+    assert_int_equal(POST(4, "{\"seq\":5,\"events\":[]}"), 0);
+    WAIT(NULL, stats(4).gaps == 1);
+    assert_true(double_count(4) == 0 && double_count(5) == 0);
+    pl_feed_free(feed);
+}
+
+/* Ports that are not in the order of the ranks: what is lost with a stream is what it told of. */
+static void a_gap_takes_what_its_stream_has_brought(void **state)
+{
+    (void)state;
+    int slots[] = {6, 7, 8};
+    pl_errbuf eb;
+    feed_open(NULL);
+    pl_feed_source s = {.engine = PL_STR("e"),
+                        .slots = slots,
+                        .ranks_n = 3,
+                        .model = PL_STR("m"),
+                        .block_tokens = 1};
+    add(&s);
+    assert_int_equal(POST(6, "{\"seq\":0,\"data_parallel_rank\":1,\"events\":[{\"type\":"
+                             "\"BlockStored\",\"block_hashes\":[1],\"token_ids\":[1],"
+                             "\"block_size\":1}]}"),
+                     0);
+    assert_int_equal(POST(7, "{\"seq\":0,\"data_parallel_rank\":0,\"events\":[{\"type\":"
+                             "\"BlockStored\",\"block_hashes\":[2],\"token_ids\":[2],"
+                             "\"block_size\":1}]}"),
+                     0);
+    assert_int_equal(POST(8, "{\"seq\":0,\"events\":[{\"type\":\"BlockStored\",\"block_hashes\":"
+                             "[3],\"token_ids\":[3],\"block_size\":1}]}"),
+                     0);
+    WAIT(NULL, double_count(8) == 1);
+    assert_true(double_has(7, PL_TIER_DEVICE, 1) && double_has(6, PL_TIER_DEVICE, 2));
+    assert_int_equal(POST(6, "{\"seq\":5,\"events\":[]}"), 0);
+    WAIT(NULL, stats(6).gaps == 1);
+    assert_int_equal(double_count(7), 0);
+    assert_true(double_count(6) == 1 && double_count(8) == 1);
+    assert_int_equal(POST(8, "{\"seq\":5,\"events\":[]}"), 0);
+    WAIT(NULL, stats(8).gaps == 1);
+    assert_true(double_count(6) == 1 && double_count(8) == 0);
+    assert_int_equal(pl_feed_source_remove(feed, 6), 0); /* all of them */
+    WAIT(NULL, double_count(6) == 0);
+    pl_feed_free(feed);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -482,6 +559,8 @@ int main(void)
         cmocka_unit_test(a_stranger_at_the_port_changes_nothing),
         cmocka_unit_test(ranks_have_ports_of_their_own),
         cmocka_unit_test(one_stream_for_all_ranks),
+        cmocka_unit_test(one_stream_over_http),
+        cmocka_unit_test(a_gap_takes_what_its_stream_has_brought),
         cmocka_unit_test(a_snapshot_confirms_or_drops),
         cmocka_unit_test(events_over_http),
     };

@@ -1,9 +1,10 @@
-/* Events into the real index: what a worker published is what a prompt's hashes find, in the space
- * of its model, adapter and salt, until it is removed or a snapshot does not name it. */
+/* Events into the real index: what a worker published is what a prompt's hashes find, under its
+ * model, adapter and salt, until it is removed or a snapshot does not name it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 
@@ -64,7 +65,7 @@ static uint32_t matched(fixture *x, int slot, pl_tier tier, size_t n, bool eagle
     pl_block_space s;
     for (size_t i = 0; i < n; i++)
         tokens[i] = (uint32_t)i + 1;
-    pl_index_space id = pl_index_space_find(x->ix, PL_STR("m"), 4, eagle, lora, salt);
+    pl_index_space id = pl_index_space_find(x->ix, PL_STR("m"), 4, eagle, lora);
     assert_int_equal(pl_block_space_init(&s, 4, eagle, lora, salt), 0);
     int64_t blocks = pl_block_hash(&s, tokens, n, local, NULL, 16);
     if (id == 0)
@@ -119,7 +120,7 @@ static void names_and_eagle_are_spaces_of_their_own(void **state)
     end(&x);
 }
 
-static void a_salted_chain_of_vllm_goes_on_in_its_salts_space(void **state)
+static void a_salted_chain_of_vllm_goes_on_with_its_salt(void **state)
 {
     (void)state;
     const pl_str salt = PL_STR("s"), lora = PL_STR("l");
@@ -151,6 +152,98 @@ static void a_salted_chain_of_vllm_goes_on_in_its_salts_space(void **state)
     send(&x);
     assert_int_equal(x.ranks[0].counts.unknown_parents, 1);
     assert_int_equal(matched(&x, 10, PL_TIER_DEVICE, 20, false, lora, salt), 3);
+    end(&x);
+}
+
+static const char *salt_of(int i)
+{
+    static char text[32];
+    snprintf(text, sizeof text, "request-%d", i);
+    return text;
+}
+
+/* vLLM's two stores of a prompt of 8 tokens, which all salts share. Names: base, base + 1. */
+static void publish_salted(fixture *x, const char *salt, int64_t base)
+{
+    pack(&x->p,
+         "[0,[{'type':'BlockStored','block_hashes':[i],'token_ids':#,'block_size':4,"
+         "'extra_keys':[[s]]},{'type':'BlockStored','block_hashes':[i],'parent_block_hash':i,"
+         "'token_ids':#,'block_size':4}],0]",
+         base, 4, 1, salt, base + 1, base, 4, 5);
+    send(x);
+}
+
+static uint32_t salted(fixture *x, const char *salt)
+{
+    return matched(x, 10, PL_TIER_DEVICE, 8, false, NONE, pl_str_c(salt));
+}
+
+/* Clients choose the salts: one for each request costs what its blocks do, for as long as the
+ * engine has them. */
+static void salts_without_end_leave_nothing_behind(void **state)
+{
+    (void)state;
+    fixture x;
+    pl_index_stats st;
+    uint64_t bytes = 0;
+    enum { SALTS = 200000 };
+    begin(&x);
+    publish_salted(&x, "mine", 1);
+    for (int i = 0; i < SALTS; i++) {
+        publish_salted(&x, salt_of(i), 100 + 2 * (int64_t)i);
+        if (i % 10000 == 9999) { /* this one, the last one that is gone, that of somebody else */
+            assert_int_equal(salted(&x, salt_of(i)), 2);
+            assert_int_equal(salted(&x, salt_of(i - 200)), 0);
+            assert_int_equal(salted(&x, "mine"), 2);
+            assert_int_equal(salted(&x, ""), 0);
+        }
+        if (i >= 100) { /* the engine evicts */
+            pack(&x.p, "[0,[['BlockRemoved',[i,i]]],0]", 100 + 2 * (int64_t)(i - 100),
+                 101 + 2 * (int64_t)(i - 100));
+            send(&x);
+        }
+        while (i % 1000 == 999 && pl_index_maintain(x.ix))
+            ;
+        pl_index_stats_of(x.ix, &st);
+        if (i == 9999)
+            bytes = st.bytes;
+    }
+    assert_int_equal(x.ranks[0].counts.refused, 0);
+    assert_int_equal(x.ranks[0].counts.unknown_parents, 0);
+    assert_int_equal(x.ranks[0].counts.stored, 2 * (SALTS + 1));
+    assert_int_equal(st.spaces, 1);
+    assert_true(st.bytes <= bytes + 4096);
+    /* none of them has taken the place of an adapter that comes later */
+    pack(&x.p, "[0,[['BlockStored',[7],n,#,4,3,'GPU','late']],1]", 4, 1);
+    send(&x);
+    assert_int_equal(matched(&x, 11, PL_TIER_DEVICE, 8, false, PL_STR("late"), NONE), 1);
+    end(&x);
+}
+
+/* The engine never drops them: the index's cap holds, and who is asked for stays. */
+static void salts_above_the_cap_push_out_nobody_who_is_asked_for(void **state)
+{
+    (void)state;
+    const pl_index_options o = {.max_bytes = 4 << 20};
+    fixture x;
+    pl_index_stats st;
+    begin(&x);
+    pl_apply_free(x.a);
+    pl_index_reader_free(x.reader);
+    pl_index_free(x.ix);
+    assert_int_equal(pl_index_new(&o, &x.ix), 0);
+    x.reader = pl_index_reader_new(x.ix);
+    const pl_known known = pl_known_of(x.ix);
+    assert_int_equal(pl_apply_new(x.ix, &known, &x.a), 0);
+    publish_salted(&x, "mine", 1);
+    for (int i = 0; i < 200000; i++) {
+        publish_salted(&x, salt_of(i), 100 + 2 * (int64_t)i);
+        if (i % 100 == 0)
+            assert_int_equal(salted(&x, "mine"), 2);
+    }
+    pl_index_stats_of(x.ix, &st);
+    assert_true(st.evicted > 0 && st.bytes <= o.max_bytes);
+    assert_int_equal(salted(&x, salt_of(199999)), 2);
     end(&x);
 }
 
@@ -221,7 +314,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prompt_finds_what_was_published),
         cmocka_unit_test(names_and_eagle_are_spaces_of_their_own),
-        cmocka_unit_test(a_salted_chain_of_vllm_goes_on_in_its_salts_space),
+        cmocka_unit_test(a_salted_chain_of_vllm_goes_on_with_its_salt),
+        cmocka_unit_test(salts_without_end_leave_nothing_behind),
+        cmocka_unit_test(salts_above_the_cap_push_out_nobody_who_is_asked_for),
         cmocka_unit_test(a_store_without_tokens_puts_known_blocks_into_its_tier),
         cmocka_unit_test(a_snapshot_confirms_what_it_names_and_drops_the_rest),
     };

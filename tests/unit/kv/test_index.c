@@ -21,7 +21,7 @@ static pl_index *new_index(uint64_t max_bytes)
 
 static pl_index_space open_space(pl_index *ix, const char *name)
 {
-    pl_index_space s = pl_index_space_open(ix, pl_str_c(name), 16, false, (pl_str){0}, (pl_str){0});
+    pl_index_space s = pl_index_space_open(ix, pl_str_c(name), 16, false, (pl_str){0});
     assert_true(s != 0);
     return s;
 }
@@ -228,18 +228,55 @@ static void a_name_tells_its_space(void **state)
 {
     fixture *f = *state;
     const uint64_t name = 900, local = 900;
+    uint64_t seed;
     pl_index_space other = open_space(f->ix, "other");
     put(f, 0, PL_TIER_DISK, 0, 2);
     assert_int_equal(pl_index_store(f->ix, other, 0, PL_TIER_DEVICE, NULL, &name, &local, 1), 0);
-    assert_int_equal(pl_index_space_of(f->ix, 0, f->name[1]), f->space);
-    assert_int_equal(pl_index_space_of(f->ix, 0, name), other);
-    assert_int_equal(pl_index_space_of(f->ix, 1, name), 0); /* another's */
-    assert_int_equal(pl_index_space_of(f->ix, 0, f->name[2]), 0);
+    assert_int_equal(pl_index_space_of(f->ix, 0, f->name[1], &seed), f->space);
+    assert_int_equal(pl_index_space_of(f->ix, 0, name, &seed), other);
+    assert_int_equal(pl_index_space_of(f->ix, 1, name, &seed), 0); /* another's */
+    assert_int_equal(pl_index_space_of(f->ix, 0, f->name[2], &seed), 0);
     pl_index_remove(f->ix, 0, PL_TIER_DISK, f->name + 1, 1);
-    assert_int_equal(pl_index_space_of(f->ix, 0, f->name[1]), 0);
+    assert_int_equal(pl_index_space_of(f->ix, 0, f->name[1], &seed), 0);
     pl_index_clear(f->ix, 0, -1);
-    assert_int_equal(pl_index_space_of(f->ix, 0, name), 0);
-    assert_int_equal(pl_index_space_of(f->ix, 4096, name), 0);
+    assert_int_equal(pl_index_space_of(f->ix, 0, name, &seed), 0);
+    assert_int_equal(pl_index_space_of(f->ix, 4096, name, &seed), 0);
+}
+
+static void a_seed_goes_with_all_that_is_behind(void **state)
+{
+    fixture *f = *state;
+    const uint64_t name[] = {900, 901}, local[] = {900, 901};
+    uint64_t seed;
+    put(f, 0, PL_TIER_DEVICE, 0, 2);
+    pl_index_seed(f->ix, 0, f->name[0], 77);
+    put(f, 0, PL_TIER_DEVICE, 2, 16); /* the same run, with another body */
+    assert_int_equal(pl_index_space_of(f->ix, 0, f->name[15], &seed), f->space);
+    assert_int_equal(seed, 77);
+    /* a prompt that branches off, and another worker's names for all of it */
+    assert_int_equal(
+        pl_index_store(f->ix, f->space, 0, PL_TIER_DEVICE, &f->name[5], name, local, 2), 0);
+    assert_int_equal(pl_index_space_of(f->ix, 0, name[1], &seed), f->space);
+    assert_int_equal(seed, 77);
+    put(f, 1, PL_TIER_HOST, 0, 2);
+    assert_int_equal(pl_index_space_of(f->ix, 1, f->name[1], &seed), f->space);
+    assert_int_equal(seed, 77);
+    /* a prompt of its own, and one that takes a place that got free */
+    assert_int_equal(pl_index_store(f->ix, f->space, 2, PL_TIER_DEVICE, NULL, name, local, 2), 0);
+    assert_int_equal(pl_index_space_of(f->ix, 2, name[1], &seed), f->space);
+    assert_int_equal(seed, 0);
+    pl_index_remove(f->ix, 0, PL_TIER_DEVICE, name, 2);
+    pl_index_remove(f->ix, 0, PL_TIER_DEVICE, f->name, 16);
+    pl_index_remove(f->ix, 1, PL_TIER_HOST, f->name, 2);
+    while (pl_index_maintain(f->ix))
+        ;
+    put(f, 0, PL_TIER_DEVICE, 0, 2);
+    assert_int_equal(pl_index_space_of(f->ix, 0, f->name[1], &seed), f->space);
+    assert_int_equal(seed, 0);
+    pl_index_seed(f->ix, 0, 12345, 1); /* no such block, no such worker */
+    pl_index_seed(f->ix, 4096, f->name[0], 1);
+    assert_int_equal(pl_index_space_of(f->ix, 0, 12345, &seed), 0);
+    assert_int_equal(seed, 0);
 }
 
 static void known_blocks_are_in_a_further_tier_too(void **state)
@@ -344,29 +381,28 @@ static void spaces_do_not_meet(void **state)
 {
     fixture *f = *state;
     pl_str none = {0};
-    pl_index_space s[5] = {
+    pl_index_space s[4] = {
         f->space,
-        pl_index_space_open(f->ix, PL_STR("m"), 32, false, none, none),
-        pl_index_space_open(f->ix, PL_STR("m"), 16, true, none, none),
-        pl_index_space_open(f->ix, PL_STR("m"), 16, false, PL_STR("x"), none),
-        pl_index_space_open(f->ix, PL_STR("m"), 16, false, none, PL_STR("x")),
+        pl_index_space_open(f->ix, PL_STR("m"), 32, false, none),
+        pl_index_space_open(f->ix, PL_STR("m"), 16, true, none),
+        pl_index_space_open(f->ix, PL_STR("m"), 16, false, PL_STR("x")),
     };
     put(f, 0, PL_TIER_DEVICE, 0, 4);
     pl_match out[2];
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 4; i++) {
         for (int j = 0; j < i; j++)
             assert_int_not_equal(s[i], s[j]);
         assert_int_equal(pl_index_match(f->r, s[i], f->local, 4, out, 2), i == 0);
     }
-    assert_int_equal(pl_index_space_open(f->ix, PL_STR("m"), 16, false, none, PL_STR("x")), s[4]);
-    assert_int_equal(pl_index_space_find(f->ix, PL_STR("m"), 16, false, PL_STR("x"), none), s[3]);
-    assert_int_equal(pl_index_space_find(f->ix, PL_STR("mx"), 16, false, none, none), 0);
+    assert_int_equal(pl_index_space_open(f->ix, PL_STR("m"), 16, false, PL_STR("x")), s[3]);
+    assert_int_equal(pl_index_space_find(f->ix, PL_STR("m"), 16, false, PL_STR("x")), s[3]);
+    assert_int_equal(pl_index_space_find(f->ix, PL_STR("mx"), 16, false, none), 0);
     char *text = malloc(PL_INDEX_SPACE_NAME_MAX + 1);
     assert_non_null(text);
     memset(text, 'x', PL_INDEX_SPACE_NAME_MAX + 1);
-    assert_int_equal(pl_index_space_open(f->ix, (pl_str){text, PL_INDEX_SPACE_NAME_MAX + 1}, 16,
-                                         false, none, none),
-                     0);
+    assert_int_equal(
+        pl_index_space_open(f->ix, (pl_str){text, PL_INDEX_SPACE_NAME_MAX + 1}, 16, false, none),
+        0);
     free(text);
 }
 
@@ -468,6 +504,7 @@ int main(void)
         BY_HAND(a_second_name_keeps_a_block),
         BY_HAND(a_name_that_comes_for_another_block_leaves_the_first),
         BY_HAND(a_name_tells_its_space),
+        BY_HAND(a_seed_goes_with_all_that_is_behind),
         BY_HAND(known_blocks_are_in_a_further_tier_too),
         BY_HAND(a_list_keeps_what_it_names_in_every_tier),
         BY_HAND(a_long_list),

@@ -49,7 +49,7 @@ static pl_index *capped(uint64_t max_bytes, pl_index_reader **r, pl_index_space 
     *r = pl_index_reader_new(ix);
     assert_non_null(*r);
     for (uint32_t i = 0; i < STORM_SPACES; i++)
-        space[i] = pl_index_space_open(ix, PL_STR("m"), 16 + i, false, (pl_str){0}, (pl_str){0});
+        space[i] = pl_index_space_open(ix, PL_STR("m"), 16 + i, false, (pl_str){0});
     assert_true(space[STORM_SPACES - 1] != 0);
     return ix;
 }
@@ -149,7 +149,7 @@ static void a_cap_too_small_for_anything_is_an_error(void **state)
     pl_index *ix;
     pl_index_options o = {.max_bytes = 1000};
     assert_int_equal(pl_index_new(&o, &ix), 0);
-    assert_int_equal(pl_index_space_open(ix, PL_STR("m"), 16, false, (pl_str){0}, (pl_str){0}), 0);
+    assert_int_equal(pl_index_space_open(ix, PL_STR("m"), 16, false, (pl_str){0}), 0);
     pl_index_free(ix);
     pl_index_reader *r;
     pl_index_space space[STORM_SPACES];

@@ -63,8 +63,7 @@ static void a_storm_with_failures(uint64_t seed, uint64_t max_bytes)
     assert_int_equal(pl_index_new(&o, &ix), 0);
     pl_index_reader *r = pl_index_reader_new(ix);
     for (int i = 0; i < STORM_SPACES; i++)
-        space[i] = pl_index_space_open(ix, PL_STR("m"), 16u + (uint32_t)i, false, (pl_str){0},
-                                       (pl_str){0});
+        space[i] = pl_index_space_open(ix, PL_STR("m"), 16u + (uint32_t)i, false, (pl_str){0});
     *s = (storm){.rng = {.state = seed}, .workers = WORKERS, .honest = true, .wide = 4};
     rng.state = seed;
     failed = 0;

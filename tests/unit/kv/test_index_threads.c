@@ -62,8 +62,7 @@ static void *ask(void *arg)
     while (!a->wrong && !atomic_load(&s->stop)) {
         a->wrong = judge(out, pl_index_match(r, s->space, s->local, DEPTH, out, WORKERS));
         atomic_fetch_add(&s->asked, 1);
-        if (pl_index_space_find(s->ix, PL_STR("m"), 16, false, (pl_str){0}, (pl_str){0}) !=
-            s->space)
+        if (pl_index_space_find(s->ix, PL_STR("m"), 16, false, (pl_str){0}) != s->space)
             a->wrong = "the space is missing";
         pl_index_stats st;
         pl_index_stats_of(s->ix, &st);
@@ -112,8 +111,8 @@ static void write_on(scene *s)
         if (i % 50 == 0) { /* more spaces, too */
             char text[16];
             int n = snprintf(text, sizeof text, "s%d", i);
-            assert_true(pl_index_space_open(s->ix, (pl_str){text, (size_t)n}, 16, false,
-                                            (pl_str){0}, (pl_str){0}) != 0);
+            assert_true(
+                pl_index_space_open(s->ix, (pl_str){text, (size_t)n}, 16, false, (pl_str){0}) != 0);
         }
     }
     /* on a machine with one busy core the readers may not have had a turn yet */
@@ -129,7 +128,7 @@ static void answers_stay_true_while_the_index_changes(void **state)
     assert_non_null(s);
     pl_index_options o = {.max_bytes = 0};
     assert_int_equal(pl_index_new(&o, &s->ix), 0);
-    s->space = pl_index_space_open(s->ix, PL_STR("m"), 16, false, (pl_str){0}, (pl_str){0});
+    s->space = pl_index_space_open(s->ix, PL_STR("m"), 16, false, (pl_str){0});
     for (uint64_t i = 0; i < DEPTH; i++) {
         s->local[i] = 500000 + i;
         s->name[i] = 1ull << 40 | i;

@@ -72,6 +72,37 @@ static void test_names_the_line_that_stops_the_compiler(void **state)
     says("table.sort (sorting calls back into Lua");
 }
 
+/* Lines that the made-up requests do not come to. */
+static void test_notes_slips_that_nothing_runs_into(void **state)
+{
+    assert_int_equal(run(put_file("p.lua", "local p = { api = 1, params = { model = 'm' } }\n"
+                                           "local function rare(req)\n"
+                                           "  if req:model() ~= 'rare' then return nil end\n"
+                                           "  return pl.SHED, pl.SHED\n"
+                                           "end\n"
+                                           "function p.admit(req) return rare(req) end\n"
+                                           "function p.score(req, w, st)\n"
+                                           "  if req.model == 'big' then return w.inflight end\n"
+                                           "  if req:tenant() == 'x' then seen = w:name() end\n"
+                                           "  return w.name == st.model and 1 or 2\n"
+                                           "end\n"
+                                           "return p\n"),
+                         false),
+                     0);
+    says("/p.lua:4: unknown global 'pl' (write local pl = require \"perilune\" at the top)\n");
+    says("/p.lua:8: req.model is a method, here not called: write req:model()\n");
+    says("/p.lua:9: write to global 'seen': declare it with local");
+    says("/p.lua:10: w.name is a method, here not called: write w:name()\nok\n");
+    int notes = 0;
+    for (const char *at = text; (at = strstr(at, "\nnote    ")); at++)
+        notes++;
+    assert_int_equal(notes, 4);
+    for (const char *const *names = pl_policy_builtin_names(); *names; names++) {
+        assert_int_equal(run(*names, false), 0);
+        assert_null(strstr(text, "note"));
+    }
+}
+
 static void test_hooks_and_hash(void **state)
 {
     assert_int_equal(run(put_file("p.lua", "return { api = 1, name = 'n', tick = function() end,\n"
@@ -266,6 +297,7 @@ int main(void)
         cmocka_unit_test(test_hooks_and_hash),
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_notes_what_is_hardly_meant),
+        cmocka_unit_test(test_notes_slips_that_nothing_runs_into),
         cmocka_unit_test(test_sessions_of_all_sorts_are_made_up),
         cmocka_unit_test(test_says_what_it_is_with_sessions),
         cmocka_unit_test(test_an_early_answer_is_compiled),

@@ -414,6 +414,37 @@ static void it_has_no_memory_for_a_while(void **state)
     assert_int_equal(ask(f, &c), 0);
 }
 
+/* It would lose them: it has fewer replicas than it is told to have. */
+static void it_has_too_few_replicas_for_a_while(void **state)
+{
+    fixture *f = *state;
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    open_with(f, &o);
+    up(f);
+    pl_store_call c = put("s", 1, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(ask(f, &c), 0);
+    server_tell(&f->srv, "CONFIG SET min-replicas-to-write 1");
+    pl_store_call n = put("t", 1, PL_SESSION_ENGINE_BACKED);
+    assert_int_equal(ask(f, &n), PL_EUNAVAILABLE);
+    down(f);
+    /* as in any outage: what is known here is told, what is bound here is written later */
+    pl_store_call g = call(PL_STORE_GET, "s"), p = put("u", 2, PL_SESSION_ROUTER_ONLY);
+    assert_int_equal(pl_store_start(f->s, &g), 0);
+    assert_true(g.stale && g.binding.slot == 1);
+    assert_int_equal(pl_store_start(f->s, &p), 0);
+    assert_true(p.stale);
+    uint64_t until_ns = pl_now_ns() + 2500000000u; /* it is asked again and again */
+    DRIVE_UNTIL(&f->d, pl_now_ns() > until_ns);
+    assert_int_equal(times(logged(f), "\"warn\""), 1);
+    assert_non_null(strstr(logged(f), "NOREPLICAS Not enough good replicas to write"));
+    server_tell(&f->srv, "CONFIG SET min-replicas-to-write 0");
+    up(f);
+    assert_int_equal(ask(f, &n), 0);
+    DRIVE_UNTIL(&f->d, pl_redis_stats_of(f->r)->written == 1);
+    assert_int_equal(times(logged(f), "store_up"), 1);
+}
+
 static void the_password_is_wrong(void **state)
 {
     fixture *f = *state;
@@ -646,6 +677,77 @@ static void a_call_from_a_timeout_has_its_own_time(void **state)
     assert_true(x.then.result == PL_EUNAVAILABLE || x.took_ns >= COMMAND_MS * 1000000ull);
 }
 
+/* A call that the server had no script for is sent once more, and in the time that it had. */
+static void a_call_that_is_sent_again_keeps_nobody_waiting(void **state)
+{
+    fixture *f = *state;
+    server_start(&f->srv);
+    pl_redis_options o = options(f);
+    o.command_ms = 20000; /* however slow this machine is, it counts as up */
+    open_with(f, &o);
+    up(f);
+    pl_redis_handle *h = (pl_redis_handle *)f->s;
+    DRIVE_UNTIL(&f->d, !h->sweeping);
+    server_tell(&f->srv, "SCRIPT FLUSH");
+    pl_store_call first = call(PL_STORE_GET, "first"), behind = call(PL_STORE_GET, "behind");
+    assert_int_equal(pl_store_start(f->s, &first), PL_STORE_PENDING);
+    uint64_t sent_ns = pl_now_ns();
+    assert_int_equal(pl_store_start(f->s, &behind), PL_STORE_PENDING);
+    server_tell(&f->srv, "PING"); /* it has answered both */
+    kill(f->srv.pid, SIGSTOP);
+    DRIVE_UNTIL(&f->d, h->newest->in_full);
+    assert_true(first.pending == h->oldest && behind.pending == h->newest);
+    assert_in_range(h->oldest->sent_ns, 1, sent_ns);
+    assert_true(h->newest->sent_ns >= h->oldest->sent_ns);
+    kill(f->srv.pid, SIGCONT);
+    DRIVE_UNTIL(&f->d, !first.pending && !behind.pending);
+    assert_true(first.result == PL_ENOTFOUND && behind.result == PL_ENOTFOUND);
+}
+
+/* Many handles that lose their server in one moment do not all come back in another one. */
+static void they_do_not_come_back_all_at_once(void **state)
+{
+    enum { N = 16 };
+    fixture *f = *state;
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    snprintf(a.sun_path, sizeof a.sun_path, "%s", f->srv.path);
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0), accepted[N], n = 0, most = 0;
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(fd, 4 * N), 0);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    uv_timer_stop(&f->d.tick); /* the wheel's time is the test's */
+    uint64_t ms = f->d.wheel.now_ms;
+    pl_redis_options o = options(f);
+    pl_store *s[N];
+    assert_int_equal(pl_redis_new(&o, &f->r, NULL), 0);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(pl_store_redis_new(f->r, &f->d.loop, &f->d.wheel, true, &s[i]), 0);
+    while (n < N) {
+        pl_wheel_advance(&f->d.wheel, ms += PL_WHEEL_TICK_MS);
+        while (n < N && (accepted[n] = accept(fd, NULL, NULL)) >= 0)
+            n++;
+    }
+    for (int i = 0; i < N; i++)
+        close(accepted[i]);
+    DRIVE_UNTIL(&f->d, atomic_load(&pl_redis_stats_of(f->r)->handles_down) == N);
+    int ticks = 0;
+    for (n = 0; n < N; ticks++) {
+        int at_once = 0, c;
+        pl_wheel_advance(&f->d.wheel, ms += PL_WHEEL_TICK_MS);
+        for (; (c = accept(fd, NULL, NULL)) >= 0; at_once++)
+            close(c);
+        n += at_once;
+        most = at_once > most ? at_once : most;
+        assert_true(n == N || ticks < 7); /* 100 ms at most, and what is rounded up */
+    }
+    assert_int_equal(n, N);
+    assert_true(most < N && ticks > 2);
+    for (int i = 0; i < N; i++)
+        pl_store_free(s[i]);
+    close(fd);
+    unlink(f->srv.path);
+}
+
 /* A binding of the outage is not the one that somebody wants to remove. */
 static void a_removal_of_another_version_leaves_what_was_bound(void **state)
 {
@@ -681,6 +783,7 @@ int main(void)
         TEST(the_servers_binding_wins),
         TEST(it_takes_no_writes_for_a_while),
         TEST(it_has_no_memory_for_a_while),
+        TEST(it_has_too_few_replicas_for_a_while),
         TEST(the_password_is_wrong),
         TEST(its_name_means_nothing),
         TEST(a_web_server_is_there),
@@ -690,6 +793,8 @@ int main(void)
         TEST(the_store_is_freed_by_the_last_answer),
         TEST(a_busy_loop_is_no_outage),
         TEST(a_call_from_a_timeout_has_its_own_time),
+        TEST(a_call_that_is_sent_again_keeps_nobody_waiting),
+        TEST(they_do_not_come_back_all_at_once),
         TEST(a_removal_of_another_version_leaves_what_was_bound),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -235,6 +235,14 @@ static void test_id_length(void **state)
     assert_int_equal(w.id.n, 256);
     strcpy(p, "x\"}");
     assert_int_equal(read_with(body, NULL), PL_EINVALID);
+    size_t at = (size_t)snprintf(body, sizeof body, "%s",
+                                 "{\"nvext\":{\"session_control\":"
+                                 "{\"session_id\":\"");
+    for (int i = 0; i < 257; i++)
+        at += (size_t)snprintf(body + at, sizeof body - at, "\\u0078");
+    snprintf(body + at, sizeof body - at, "\"}}}");
+    assert_int_equal(read_with(body, NULL), PL_EINVALID);
+    assert_non_null(strstr(err.text.text, "... (1542 bytes as written)"));
 }
 
 static void test_sglang(void **state)
