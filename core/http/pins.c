@@ -127,6 +127,8 @@ bool pl_pinned(pl_request *rq, pl_decision *d)
             least = n;
         }
     }
+    rq->ask.hits = NULL; /* of an earlier look */
+    pl_decide_cached(&rq->ask, d);
     return true;
 }
 
@@ -136,7 +138,7 @@ bool pl_pins_may_tell_rank(const pl_request *rq)
 }
 
 /* That worker is the one that gets the load. */
-void pl_pins_told_rank(const pl_request *rq, pl_decision *d)
+void pl_pins_told_rank(pl_request *rq, pl_decision *d)
 {
     const pl_member *m = rq->scan->members;
     pl_str header = pl_head_find(&rq->x->head, PL_STR("x-data-parallel-rank"));
@@ -152,8 +154,7 @@ void pl_pins_told_rank(const pl_request *rq, pl_decision *d)
         if (e->workers[i].rank != rank || d->worker == &e->workers[i])
             continue;
         d->worker = &e->workers[i];
-        const pl_kv_hit *hit = rq->ask.hits ? &rq->ask.hits[d->worker->slot] : NULL;
-        d->cached_tokens = hit && hit->stamp == rq->ask.hits_stamp ? hit->device : 0;
+        pl_decide_cached(&rq->ask, d);
         return;
     }
 }

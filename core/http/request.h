@@ -144,7 +144,7 @@ bool pl_pinned(pl_request *rq, pl_decision *d);
 bool pl_pins_may_tell_rank(const pl_request *rq);
 /* Moves a choice to the rank that a client that may has told the engine itself. One that there is
  * not is the engine's to refuse. */
-void pl_pins_told_rank(const pl_request *rq, pl_decision *d);
+void pl_pins_told_rank(pl_request *rq, pl_decision *d);
 
 /* --- pages.c: what the router answers by itself on the public port --- */
 /* GET /health, /readyz, /metrics, /v1/models[/ID]. False: not one of them. */

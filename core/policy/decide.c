@@ -178,8 +178,16 @@ void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out)
 {
     ask->hits = NULL;
     choose(d, ask, out);
+    pl_decide_cached(ask, out);
+}
+
+void pl_decide_cached(pl_ask *ask, pl_decision *out)
+{
     out->cached_tokens = 0;
-    if (out->kind == PL_DECIDED && ask->hits &&
-        ask->hits[out->worker->slot].stamp == ask->hits_stamp)
+    if (out->kind != PL_DECIDED)
+        return;
+    if (!ask->hits && ask->match) /* nobody was asked, but the ledger is to be right */
+        ask->hits = ask->match(ask->match_ctx, &ask->hits_stamp);
+    if (ask->hits && ask->hits[out->worker->slot].stamp == ask->hits_stamp)
         out->cached_tokens = ask->hits[out->worker->slot].device;
 }

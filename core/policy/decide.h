@@ -65,8 +65,8 @@ typedef struct pl_ask {
     pl_worker_state *pin;  /* where its session is bound; NULL: nowhere, or that is gone */
     bool pin_must; /* an engine's session: nowhere else (else a policy may spill, see below) */
     /* Who holds what of the prompt: an array by slot, with the stamp of this match. Asked once in
-     * each decision that a policy takes part in, before the records are filled; good until the
-     * decision is over. NULL: nobody knows. */
+     * each decision: before the records are filled, or, where a session or a pin decides and no
+     * policy is asked, for the ledger. Good until the decision is over. NULL: nobody knows. */
     const pl_kv_hit *(*match)(void *ctx, uint32_t *stamp);
     void *match_ctx;
     const pl_kv_hit *hits; /* the decider's: the last match */
@@ -105,6 +105,8 @@ typedef struct pl_decision {
  * that cannot be picked otherwise (pin_must without a pin is one): PL_PIN_LOST with pin_must,
  * before anybody is asked, else as if there were none. A pin with pin_must needs no can_open. */
 void pl_decide(pl_decider *d, pl_ask *ask, pl_decision *out);
+/* What the chosen worker has of the prompt, for a choice that was made or moved elsewhere. */
+void pl_decide_cached(pl_ask *ask, pl_decision *out);
 
 /* The session hook: how long the session lives and of which kind it is to be. Without the hook, or
  * after its failure: the given ttl and kind. Results are clamped to 1 ms .. max_ttl_seconds; a

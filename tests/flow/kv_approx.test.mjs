@@ -2,7 +2,8 @@
 // engines that publish nothing; what engines say of their cached tokens corrects it.
 import { test } from 'node:test';
 import assert from 'node:assert/strict';
-import { metric, startRouter, until } from './lib/proc.mjs';
+import { engineOf, metric, startRouter, until } from './lib/proc.mjs';
+import { gate } from './lib/fake.mjs';
 import { post } from './lib/http.mjs';
 import { complete, explain, indexOf, policy, prompt, quietEngine } from './lib/kv.mjs';
 
@@ -155,4 +156,32 @@ test('what was routed is forgotten after its time', async (t) => {
   await until('it is forgotten', async () => (await explain(router, { prompt: prompt(1) })).workers
     .every((w) => w.cached_tokens === 0));
   await until('its memory is free', async () => (await indexOf(router)).routed.entries === 0);
+});
+
+test('where a session or a pin decides, what the worker has cached is expected and accounted for, too', async (t) => {
+  const config = { trusted_clients: ['127.0.0.0/8'] };
+  const { router, engines } = await three(t, { cached: () => ({ prompt: 160, cached: 144 }), config });
+  const ask = (more) => complete(router, prompt(1), more);
+  const session = { nvext: { session_control: { session_id: 's', action: 'bind' } } };
+  const { worker } = await ask(session); // holds nothing yet: 144 wrong
+  const pin = { nvext: { backend_instance_id: (await engineOf(router, worker)).workers[0].slot } };
+  const error = () => metric(router, 'perilune_kv_cached_tokens_error_total');
+  await until('the first is counted', async () => await error() === 144);
+  const predicted = () => metric(router, 'perilune_kv_predicted_cached_tokens_total');
+  const inTheLedger = async (more) => {
+    const held = gate();
+    const { handler, requests } = engines[worker];
+    engines[worker].handler = async (entry, res) => { await held.opened; handler(entry, res); };
+    const asked = ask(more);
+    await engines[worker].request(requests.length);
+    const tokens = (await engineOf(router, worker)).workers[0].queued_prefill_tokens;
+    held.open();
+    engines[worker].handler = handler;
+    assert.equal((await asked).worker, worker);
+    return tokens;
+  };
+  assert.ok(await inTheLedger(session) <= 32);
+  assert.ok(await inTheLedger(pin) <= 32);
+  await until('both are counted', async () => await predicted() >= 2 * 128);
+  assert.ok(await error() <= 144 + 2 * 16, `${await error()}`);
 });

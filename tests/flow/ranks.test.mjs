@@ -60,8 +60,7 @@ test('a trusted client may choose the rank itself', async (t) => {
 
 test('a rank that a trusted client chooses, against its session, has the load that its own cache leaves', async (t) => {
   const { fake, router } = await ranked(t, { dp_size: 3 }, { trusted_clients: ['127.0.0.0/8'] },
-    `return { api = 1, name = "last", admit = function() end,
-      score = function(req, w) return -w.rank + 0 * w.cached_tokens end }`);
+    'return { api = 1, name = "last", score = function(req, w) return -w.rank + 0 * w.cached_tokens end }');
   const ask = (content, headers) => post(`${router.url}/v1/chat/completions`, chat('m', { messages: say(content) }), { headers });
   const long = 'all of this is in its cache '.repeat(400);
   assert.equal((await ask(long, { 'x-data-parallel-rank': '1' })).headers['x-perilune-worker'], 'a/1');
