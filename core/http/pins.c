@@ -134,7 +134,8 @@ bool pl_pinned(pl_request *rq, pl_decision *d)
 
 bool pl_pins_may_tell_rank(const pl_request *rq)
 {
-    return rq->trusted && !(rq->ask.pin && rq->ask.pin_must);
+    const pl_worker_state *held = rq->ask.pin_must ? rq->ask.pin : NULL;
+    return rq->trusted && !(held && held->engine->workers_n > 1);
 }
 
 /* That worker is the one that gets the load. */

@@ -140,7 +140,7 @@ int pl_pins_read(pl_request *rq);
 bool pl_pins_any(const pl_request *rq);
 /* True: it is pinned, and *d is the choice (PL_NO_WORKER when it cannot be had). */
 bool pl_pinned(pl_request *rq, pl_decision *d);
-/* May the client tell the engine a rank itself? Not where the session goes by its worker alone. */
+/* May the client tell the engine a rank itself? Not where one of several holds its session. */
 bool pl_pins_may_tell_rank(const pl_request *rq);
 /* Moves a choice to the rank that a client that may has told the engine itself. One that there is
  * not is the engine's to refuse. */
