@@ -76,13 +76,18 @@ test('a rank that a trusted client chooses, against its session, has the load th
   assert.equal((await asked).headers['x-perilune-worker'], 'a/1');
 });
 
-test("what goes with an engine's session goes to its rank, also from a trusted client", async (t) => {
+async function holder(t, dp_size) {
   const engine = await sglang(t);
   const router = await startRouter(t, {
-    config: { engines: [{ name: 'a', url: engine.url, dp_size: 2 }], trusted_clients: ['127.0.0.0/8'] },
+    config: { engines: [{ name: 'a', url: engine.url, dp_size }], trusted_clients: ['127.0.0.0/8'] },
   });
   await usable(router, 1);
   await until('it can hold sessions', async () => (await engineOf(router, 'a')).capabilities.includes('streaming_sessions'));
+  return { engine, router };
+}
+
+test("what goes with an engine's session goes to its rank, also from a trusted client", async (t) => {
+  const { engine, router } = await holder(t, 2);
   const opened = await post(`${router.url}/v1/chat/completions`, { model: 'm', messages: say('one'), ...control('s', 'open') });
   assert.equal(opened.headers['x-perilune-session'], 'open');
   const rank = opened.headers['x-perilune-worker'].slice(2);
@@ -91,4 +96,11 @@ test("what goes with an engine's session goes to its rank, also from a trusted c
   });
   assert.equal(outside.headers['x-perilune-worker'], `a/${rank}`);
   assert.equal(engine.requests.at(-1).headers['x-data-parallel-rank'], rank, 'as it is accounted for');
+});
+
+test('an engine of one worker gets the rank that a trusted client tells it, beside its session too', async (t) => {
+  const { engine, router } = await holder(t, 1);
+  await post(`${router.url}/v1/chat/completions`, { model: 'm', messages: say('one'), ...control('s', 'open') });
+  await post(`${router.url}/v1/embeddings`, { model: 'm', input: 'x', ...control('s') }, { headers: { 'x-data-parallel-rank': '3' } });
+  assert.equal(engine.requests.at(-1).headers['x-data-parallel-rank'], '3');
 });
