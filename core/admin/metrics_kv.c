@@ -154,8 +154,8 @@ static void holdings(pl_text *t, pl_holdings *h)
     pl_holdings_stats s;
     pl_index_stats_of(pl_holdings_index(h), &x);
     pl_holdings_stats_of(h, &s);
-    pl_text_one(t, "perilune_kv_index_spaces", "gauge",
-                "Namespaces of the index: block size, LoRA", (double)x.spaces);
+    pl_text_one(t, "perilune_kv_index_spaces", "gauge", "Namespaces of the index: block size, LoRA",
+                (double)x.spaces);
     pl_text_one(t, "perilune_kv_index_blocks", "gauge", "Blocks in the index", (double)x.blocks);
     pl_text_one(t, "perilune_kv_index_entries", "gauge", "Blocks, workers and tiers that have them",
                 (double)x.entries);

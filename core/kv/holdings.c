@@ -219,6 +219,13 @@ static const space_entry *space_of(pl_holdings_loop *l, const pl_model *m, uint3
     return NULL;
 }
 
+/* A salt that was named so long ago that the index has forgotten it counts as unnamed: its blocks
+ * are found all the same, and what was routed beside them. */
+static bool is_unnamed(const pl_holdings_loop *l, const space_entry *e, pl_str salt)
+{
+    return !e || !e->index || (salt.n && !pl_index_seed_known(l->h->index, e->space.block.seed));
+}
+
 static uint32_t block_tokens_of(const pl_worker_state *w)
 {
     int32_t n = atomic_load_explicit(&w->block_tokens, memory_order_relaxed);
@@ -273,7 +280,7 @@ bool pl_prompt_read(pl_holdings_loop *l, const pl_model *m, const pl_scan *s, pl
         const space_entry *e =
             space_of(l, m, p->size[i].block_tokens, p->size[i].windows, cache_salt);
         p->size[i].space = e ? e->index : 0;
-        p->size[i].unnamed = !p->size[i].space;
+        p->size[i].unnamed = is_unnamed(l, e, cache_salt);
         if (!e || pl_keys_of_request(&e->space, s, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
         if (k->kind == PL_KEYS_TOKENS && k->batch <= 1) {
@@ -298,7 +305,7 @@ bool pl_prompt_tokens(pl_holdings_loop *l, const pl_model *m, const uint32_t *id
             space_of(l, m, p->size[i].block_tokens, p->size[i].windows, cache_salt);
         pl_keys *k = &p->size[i].keys;
         p->size[i].space = e ? e->index : 0;
-        p->size[i].unnamed = !p->size[i].space;
+        p->size[i].unnamed = is_unnamed(l, e, cache_salt);
         if (!e || pl_keys_of_tokens(&e->space, ids, n, a, k) != 0)
             *k = (pl_keys){.kind = PL_KEYS_NONE};
         any = any || k->n > 0 || k->local_n > 0;

@@ -69,7 +69,7 @@ typedef struct pl_prompt {
         int windows; /* pl_worker_state.kv_windows */
         pl_keys keys;
         pl_index_space space; /* of the index; 0: nobody publishes there */
-        bool unnamed;         /* no event has named its adapter or salt: as if nobody published */
+        bool unnamed; /* no event of late names its adapter or salt: what was routed counts */
     } size[PL_PROMPT_SIZES];
     int sizes_n;
     double tokens; /* of the prompt, as far as it is known */

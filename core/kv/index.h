@@ -67,6 +67,9 @@ size_t pl_index_remove(pl_index *ix, int slot, pl_tier tier, const uint64_t *eng
  * seed there (pl_block_space.seed). It is kept with what is stored behind the block from now on;
  * what it is not told of has 0. */
 void pl_index_seed(pl_index *ix, int slot, uint64_t engine, uint64_t seed);
+/* Was it told of that seed? Of the last few thousand seeds: one that was pushed out by others is
+ * not known again until it is told of the next time. Any thread. */
+bool pl_index_seed_known(const pl_index *ix, uint64_t seed);
 /* The space in which the block lies that the worker has under that name, and *seed; 0: it has
  * none. */
 pl_index_space pl_index_space_of(const pl_index *ix, int slot, uint64_t engine, uint64_t *seed);

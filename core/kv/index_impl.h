@@ -15,6 +15,7 @@ enum {
     PL_IX_READERS = 1024,
     PL_IX_SPACES_MAX = 65535,
     PL_IX_SPACE_BUCKETS = 1024,
+    PL_IX_SEEDS = 4096,
     PL_IX_AHEAD = 16, /* names whose map entries are fetched before the first is looked up */
     PL_IX_SWEEP_EACH_CALL = 64,       /* names of past lives that each call sweeps on the way */
     PL_IX_COPIES_MAX = (1 << 20) - 1, /* counted copies of one (worker, tier, engine hash) */
@@ -167,6 +168,7 @@ struct pl_index {
     _Atomic uint32_t past_lives; /* holders not swept yet */
     _Atomic uint16_t life[PL_IX_PLACES];
     _Atomic(pl_ix_space *) space[PL_IX_SPACE_BUCKETS];
+    _Atomic uint64_t seed_told[PL_IX_SEEDS]; /* by their low bits; a later one takes the place */
     _Atomic(pl_index_reader *) reader[PL_IX_READERS];
 
     /* figures: the writer's, read by anyone */

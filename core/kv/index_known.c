@@ -1,6 +1,6 @@
 /* What a worker says about blocks that it has already, by their names alone: where one lies, that
  * they are in a further tier too, that it has no others. Called by the index's writer, for events
- * and snapshots that carry no tokens (known.h).
+ * and snapshots that carry no tokens (known.h); pl_index_seed_known by anybody.
  *
  * A worker has at most one block under a name in a tier, and an honest one the same block in all of
  * them; where tiers disagree, the nearest is right. */
@@ -35,8 +35,14 @@ static void prefetch(const pl_index *ix, int slot, uint64_t key)
 void pl_index_seed(pl_index *ix, int slot, uint64_t engine, uint64_t seed)
 {
     uint32_t run, at;
+    atomic_store_explicit(&ix->seed_told[seed % PL_IX_SEEDS], seed, memory_order_relaxed);
     if (slot >= 0 && slot < PL_IX_SLOTS && find(ix, slot, pl_ix_key(ix, engine), &run, &at))
         ix->dir[run].seed = seed;
+}
+
+bool pl_index_seed_known(const pl_index *ix, uint64_t seed)
+{
+    return pl_ix_get(&ix->seed_told[seed % PL_IX_SEEDS]) == seed;
 }
 
 pl_index_space pl_index_space_of(const pl_index *ix, int slot, uint64_t engine, uint64_t *seed)

@@ -1,7 +1,8 @@
-/* `perilune check` and the self-test of reloads: see check.h. Runs on the control thread over VMs
- * that serve nobody yet. Made-up fleets go through the same entry and the same judgement as live
- * decisions; then each hot hook runs in a loop while LuaJIT's own trace events tell what was
- * compiled (lua/perilune/jitreport.lua). */
+/* `perilune check` and the self-test of starts and reloads: see check.h. Runs on the control thread
+ * (at the start: on the caller's) over VMs that serve nobody yet. Made-up fleets go through the
+ * same entry and the same judgement as live decisions; then each hot hook runs in a loop while
+ * LuaJIT's own trace events tell what was compiled (lua/perilune/jitreport.lua), and the bytecode
+ * of lines that nothing came to is read (lua/perilune/slips.lua). */
 #include "policy/check.h"
 
 #include <math.h>

@@ -1,7 +1,8 @@
 /* The KV index on the workload of kvbench.h, beside the naive index in the same run:
  *
  *   bench_index [WORKERS ENTRIES]...   default: 8, 64 and 256 workers, 10^6 entries each
- *   bench_index cold [MIB,...] [...]   both beside a neighbour that streams through so many MiB
+ *   bench_index crowded [MIB,...] [...] both in turns beside a neighbour that streams through MIB
+ *   bench_index cold [MIB,...] [...]   the same with other queries in between, so nothing is learnt
  *   bench_index tokens [WORKERS]       only from tokens to answer, 10^6 entries
  *   bench_index growth                 1,024 workers, 10^7 entries, the index alone
  *   bench_index one                    64 workers, blocks of one token: each block becomes 16
@@ -274,6 +275,7 @@ static void one_size(uint64_t workers, uint64_t entries, uint32_t each)
 /* From argv[2]: MIB[,MIB]... for the neighbour, then sizes. */
 static void cold(int argc, char **argv)
 {
+    bool learnt = strcmp(argv[1], "crowded") == 0;
     static const uint32_t usual[] = {0, 16, 64};
     uint32_t mib[16];
     size_t n = 0;
@@ -287,9 +289,10 @@ static void cold(int argc, char **argv)
     const uint32_t *levels = n ? mib : usual;
     n = n ? n : sizeof usual / sizeof *usual;
     for (int i = at; i + 1 < argc; i += 2)
-        kvbench_cold(strtoull(argv[i], NULL, 10), strtoull(argv[i + 1], NULL, 10), levels, n);
+        kvbench_cold(strtoull(argv[i], NULL, 10), strtoull(argv[i + 1], NULL, 10), learnt, levels,
+                     n);
     for (uint64_t w = 8; at == argc && w <= 256; w = w == 8 ? 64 : w * 4)
-        kvbench_cold(w, 1000000, levels, n);
+        kvbench_cold(w, 1000000, learnt, levels, n);
 }
 
 /* Of the naive index only what the bars need. */
@@ -316,7 +319,7 @@ int main(int argc, char **argv)
         one_size(64, 100000, 16);
     else if (strcmp(mode, "tokens") == 0)
         tokens(argc > 2 ? strtoull(argv[2], NULL, 10) : 64);
-    else if (strcmp(mode, "cold") == 0)
+    else if (strcmp(mode, "cold") == 0 || strcmp(mode, "crowded") == 0)
         cold(argc, argv);
     for (int i = 1; i + 1 < argc && strtoull(argv[i], NULL, 10); i += 2)
         one_size(strtoull(argv[i], NULL, 10), strtoull(argv[i + 1], NULL, 10), 1);

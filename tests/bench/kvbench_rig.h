@@ -64,7 +64,7 @@ double kvbench_quantile(double *v, size_t n, double q); /* sorts */
 double kvbench_each_ns(const kvbench_rig *b, int which, double *seconds, size_t n);
 
 /* kvbench_cold.c */
-void kvbench_cold(uint64_t workers, uint64_t entries, const uint32_t *mib, size_t n);
+void kvbench_cold(uint64_t workers, uint64_t entries, bool learnt, const uint32_t *mib, size_t n);
 /* kvbench_tokens.c */
 void kvbench_tokens(kvbench_rig *b);
 

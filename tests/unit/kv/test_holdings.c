@@ -91,42 +91,64 @@ static pl_str salt_of(char text[32], int i)
     return (pl_str){text, (size_t)snprintf(text, 32, "request-%d", i)};
 }
 
-/* Without events, and what is predicted between them. */
-static void flood(int trust)
+typedef enum how { SILENT, NAMED, UNNAMED } how;
+
+/* Workers without events, with such that name the salts, and with such that do not. */
+static void flood(how h)
 {
     fixture x;
     char text[32];
-    begin(&x, trust);
+    begin(&x, h == SILENT ? PL_KV_ROUTED : PL_KV_LIVE);
+    pl_index *ix = pl_holdings_index(x.h);
+    assert_int_not_equal(pl_index_space_open(ix, PL_STR("*"), PAGE, false, NONE), 0);
+    if (h == NAMED)
+        pl_index_seed(ix, x.w->slot, 0, pl_block_seed(NONE, PL_STR("mine")));
     assert_int_equal(ask(&x, PL_STR("mine"), true), 0);
     for (int i = 0; i < SALTS; i++) {
+        pl_str salt = salt_of(text, i);
         x.now_ns += 10000;
-        assert_int_equal(ask(&x, salt_of(text, i), true), 0);
-        if (i % 1000 == 0) /* who comes again is known again */
+        if (h == NAMED)
+            pl_index_seed(ix, x.w->slot, 0, pl_block_seed(NONE, salt));
+        assert_int_equal(ask(&x, salt, true), 0);
+        if (i % 1000 == 0) { /* who comes again is known again */
+            if (h == NAMED)
+                pl_index_seed(ix, x.w->slot, 0, pl_block_seed(NONE, PL_STR("mine")));
             assert_int_equal(ask(&x, PL_STR("mine"), true), TOKENS);
+        }
     }
     assert_int_equal(ask(&x, salt_of(text, SALTS - 1), false), TOKENS);
     assert_int_equal(ask(&x, NONE, false), 0);
     pl_holdings_stats st;
     pl_holdings_stats_of(x.h, &st);
-    const pl_approx_stats *s = trust == PL_KV_LIVE ? &st.predicted : &st.routed;
+    const pl_approx_stats *s = h == NAMED ? &st.predicted : &st.routed;
     assert_int_equal(s->inserted, SALTS + 1 + SALTS / 1000);
     assert_true(s->bytes <= 4 << 20);
     /* others, who were not there meanwhile, begin anew */
     assert_int_equal(ask(&x, PL_STR("theirs"), true), 0);
     assert_int_equal(ask(&x, PL_STR("theirs"), true), TOKENS);
+    /* no event will tell of what no event names: longer than a prediction it is held to be true */
+    x.now_ns += 20000000000;
+    pl_holdings_advance(x.h);
+    assert_int_equal(ask(&x, PL_STR("mine"), false), h == NAMED ? 0 : TOKENS);
     end(&x);
 }
 
 static void salts_without_end_and_what_was_routed(void **state)
 {
     (void)state;
-    flood(PL_KV_ROUTED);
+    flood(SILENT);
 }
 
 static void salts_without_end_and_predictions(void **state)
 {
     (void)state;
-    flood(PL_KV_LIVE);
+    flood(NAMED);
+}
+
+static void salts_without_end_that_no_event_names(void **state)
+{
+    (void)state;
+    flood(UNNAMED);
 }
 
 static void store(fixture *x, pl_index_space space, pl_str salt, uint64_t name)
@@ -169,6 +191,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(salts_without_end_and_what_was_routed),
         cmocka_unit_test(salts_without_end_and_predictions),
+        cmocka_unit_test(salts_without_end_that_no_event_names),
         cmocka_unit_test(salts_without_end_and_what_was_published),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -249,7 +249,9 @@ static void a_seed_goes_with_all_that_is_behind(void **state)
     const uint64_t name[] = {900, 901}, local[] = {900, 901};
     uint64_t seed;
     put(f, 0, PL_TIER_DEVICE, 0, 2);
+    assert_false(pl_index_seed_known(f->ix, 77));
     pl_index_seed(f->ix, 0, f->name[0], 77);
+    assert_true(pl_index_seed_known(f->ix, 77) && !pl_index_seed_known(f->ix, 77ull << 32 | 77));
     put(f, 0, PL_TIER_DEVICE, 2, 16); /* the same run, with another body */
     assert_int_equal(pl_index_space_of(f->ix, 0, f->name[15], &seed), f->space);
     assert_int_equal(seed, 77);

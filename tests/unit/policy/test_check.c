@@ -137,6 +137,8 @@ static void test_errors(void **state)
             "score: a worker has no field 'nope'");
     refused("return { api = 1, score = function(req, w)\n while true do end end }", "selftest", 2,
             "ran too long");
+    refused("return { api = 1, route = function(req, fleet) return fleet[0] end }", "selftest", 1,
+            "route answered a record; it must answer w.index");
     refused("return { api = 1, route = function(req, fleet) return fleet.n end }", "selftest", 1,
             "an index is one of 0 .. n-1");
     refused("return { api = 1, route = function(req, fleet) return fleet.n > 1 and 1 or 0 end }",

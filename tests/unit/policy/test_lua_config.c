@@ -50,6 +50,7 @@ static void test_errors(void **state)
     bad("return {\n x = = 1 }", "conf.lua:2: unexpected symbol");
     bad("\nreturn { a = b }", "conf.lua:2: unknown global 'b'");
     bad("\nlisten = 'x'", "conf.lua:2: write to global 'listen'");
+    bad("engines = {}", "return { engines = ... }");
     bad("\nlocal x = os.getenv('HOME')", "conf.lua:2: unknown global 'os'");
     bad("local x = io", "unknown global 'io'");
     bad("local pl = require 'perilune'", "a policy is given by --policy FILE");

@@ -271,6 +271,7 @@ static void test_record_rules(void **state)
     misuse("score", "setmetatable(w, {})", "table expected");
     misuse("score", "total = 1 return 1", "write to global 'total'");
     misuse("score", "return totl", "unknown global 'totl'");
+    misuse("score", "return pl.counter('a-b'):get()", "63 bytes, not \"a-b\"");
     misuse("score", "require 'late' return 1", "while the policy loads");
     misuse("score", "local x = ('x'):rep(1e9) return x", "string.rep");
     misuse("score", "local x = ('x'):rep('1e9') return x", "string.rep"); /* a header's, say */
