@@ -85,9 +85,6 @@ static int from_server_info(const json_t *root, pl_str host, pl_discovered *out,
     out->mode = PL_FEED_CONNECT;
     out->block_tokens = (uint32_t)number_of(kv, "block_size", PL_BLOCK_TOKENS_MAX);
     out->ranks = (int)number_of(kv, "dp_size", 4096);
-    pl_str spec = text_of(root, "speculative_algorithm");
-    out->eagle = pl_str_ieq(spec, PL_STR("EAGLE")) || pl_str_ieq(spec, PL_STR("EAGLE3")) ||
-                 pl_str_ieq(spec, PL_STR("FROZEN_KV_MTP"));
     return 0;
 }
 

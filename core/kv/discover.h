@@ -17,7 +17,6 @@ typedef struct pl_discovered {
     char topic[256];
     uint32_t block_tokens; /* 0: not said */
     int ranks;             /* 0: not said */
-    bool eagle;            /* tokens come as pairs, prompts are hashed with windows of one more */
 } pl_discovered;
 
 /* From the body of GET /server_info. host: the engine's, as the router reaches it (an IPv6 address

@@ -449,6 +449,7 @@ unsigned pl_trust_connected(pl_trust *t, uint64_t now_ns)
     bool again = t->lost;
     t->lost = false;
     t->unreachable_at = 0;
+    t->unsure |= again; /* what is under way may yet be answered by the one from before */
     if (!t->o.replay || t->state == PL_TRUST_UNTRUSTED || t->ask != PL_ASK_NOTHING ||
         (!again && t->known))
         return 0;

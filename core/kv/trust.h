@@ -109,7 +109,7 @@ typedef struct pl_trust {
     unsigned bad_in_window, restarts_in_window;
     uint64_t unreachable_at; /* the connection is lost and nothing came since then; 0: it is not */
     bool lost;               /* the connection is; what still comes may have been on its way */
-    bool unsure;             /* it was, and nothing was asked since: it may be another engine */
+    bool unsure; /* it was, and nothing was asked since it is back: it may be another engine */
     /* counters */
     uint64_t gaps, missed, duplicates, restarts, resets, replays, replays_failed, bad, floods,
         snapshots;

@@ -374,23 +374,6 @@ static void the_first_store_says_the_block_size_where_nobody_did(void **state)
     assert_int_equal(x.ranks[0].counts.stored, 2);
     assert_int_equal(x.ranks[0].counts.bad_block_size, 1);
     end(&x);
-
-    /* what was given stands, whatever comes */
-    begin(&x, 8, 1, true);
-    pack(&x.p, "[0,[['BlockStored',[1,2],n,#,4]],0]", 8, 1);
-    send(&x);
-    assert_int_equal(x.t.block_tokens, 8);
-    assert_true(x.ranks[0].tried && !x.ranks[0].landed);
-    pack(&x.p, "[0,[['BlockStored',[1],n,#,8]],0]", 8, 1);
-    send(&x);
-    assert_false(x.ranks[0].tried && !x.ranks[0].landed);
-    /* what was indexed before a clear says nothing of what comes now */
-    pl_apply_clear(x.a, &x.ranks[0]);
-    assert_false(x.ranks[0].tried && !x.ranks[0].landed);
-    pack(&x.p, "[0,[['BlockStored',[1,2],n,#,4]],0]", 8, 1);
-    send(&x);
-    assert_true(x.ranks[0].tried && !x.ranks[0].landed);
-    end(&x);
 }
 
 /* An adapter for each request: the list of spaces is bounded, and what was open stays usable. */

@@ -19,7 +19,7 @@ static void sglang_says_where(void **state)
     (void)state;
     pl_discovered d;
     assert_int_equal(
-        pl_discover_sglang(PL_STR("{\"version\":\"0.5\",\"speculative_algorithm\":\"EAGLE3\","
+        pl_discover_sglang(PL_STR("{\"version\":\"0.5\","
                                   "\"kv_events\":{\"publisher\":\"zmq\",\"endpoint_host\":\"*\","
                                   "\"endpoint_port_base\":5557,\"topic\":\"kv\",\"block_size\":64,"
                                   "\"dp_size\":2,\"replay_endpoint_host\":\"10.1.1.1\","
@@ -31,7 +31,7 @@ static void sglang_says_where(void **state)
     assert_string_equal(d.replay, "tcp://10.1.1.1:6000");
     assert_string_equal(d.snapshot, "");
     assert_string_equal(d.topic, "kv");
-    assert_true(d.block_tokens == 64 && d.ranks == 2 && d.eagle);
+    assert_true(d.block_tokens == 64 && d.ranks == 2);
     pl_feed_source s = {.block_tokens = 0};
     pl_discovered_source(&d, &s);
     assert_true(s.mode == PL_FEED_CONNECT && s.block_tokens == 64 && s.snapshot.n == 0);
@@ -48,14 +48,13 @@ static void the_engines_host_stands_for_any(void **state)
     pl_discovered d;
     for (size_t i = 0; i < sizeof any / sizeof *any; i++) {
         char text[200];
-        int n = snprintf(text, sizeof text,
-                         "{\"kv_events\":{\"endpoint_host\":\"%s\",\"endpoint_port_base\":1},"
-                         "\"speculative_algorithm\":\"NEXTN\"}",
-                         any[i]);
+        int n =
+            snprintf(text, sizeof text,
+                     "{\"kv_events\":{\"endpoint_host\":\"%s\",\"endpoint_port_base\":1}}", any[i]);
         assert_int_equal(pl_discover_sglang((pl_str){text, (size_t)n}, PL_STR("fd00::7"), &d, &eb),
                          0);
         assert_string_equal(d.endpoint, "tcp://[fd00::7]:1");
-        assert_true(!d.eagle && d.ranks == 0 && d.block_tokens == 0);
+        assert_true(d.ranks == 0 && d.block_tokens == 0);
     }
 }
 

@@ -511,6 +511,19 @@ static void a_late_message_does_not_hide_a_reconnect(void **state)
     t = at(4, true);
     pl_trust_lost(&t, now);
     assert_int_equal(live(&t, 2, 4), PL_DO_REPLAY | PL_DO_HOLD);
+    /* nor is it known by what the old one had still answered when it came */
+    t = at(4, true);
+    pl_trust_lost(&t, now);
+    assert_int_equal(live(&t, 1, 4), PL_DO_REPLAY | PL_DO_HOLD);
+    pl_trust_asked(&t, now);
+    assert_int_equal(pl_trust_connected(&t, now), 0);
+    assert_int_equal(replayed(&t, 1, 3), 0);
+    assert_int_equal(replayed(&t, 1, 4), PL_DO_APPLY);
+    assert_int_equal(pl_trust_replay_end(&t, now), PL_DO_STOP | PL_DO_FLUSH);
+    assert_int_equal(held(&t, 2, 5), PL_DO_REPLAY | PL_DO_HOLD);
+    pl_trust_asked(&t, now);
+    assert_true(replayed(&t, 2, 4) & PL_DO_CLEAR);
+    assert_int_equal(t.restarts, 1);
 }
 
 /* An engine that answers at once that it has nothing of what is missing: asking that without end
