@@ -13,8 +13,9 @@
 --                       `neighbours` is how much their delay counts;
 --            displaced  what is prefilled takes the place of what the cache there had, and the less that has
 --                       aged the more of it is still asked for: missing tokens * eviction * (tokens that this
---                       worker was sent to prefill in the last minutes / the fleet's mean of that), so
---                       that conversations begin where caches change least;
+--                       worker was sent to prefill in the last minutes / the fleet's mean of that, times
+--                       its pace / the fleet's), so that conversations begin where caches change least,
+--                       and a faster worker may have more;
 --            copy       on every worker but the holder, when one alone holds the most of the prompt:
 --                       (reuse - 1) * the tokens that nobody else holds, at most the work of
 --                       copy_requests average requests. A conversation's next turns find it there, and
@@ -167,14 +168,14 @@ end
 
 -- The most that anybody holds of the prompt; the most that another one holds (equal when two hold the most); the
 -- tokens sent to a worker on average.
-local function crowd(fleet, st)
+local function crowd(fleet, sent_to)
   local held, second, sent, n = 0, 0, 0, 0
   for i = 0, fleet.n - 1 do
     local w = fleet[i]
     if w.eligible and w.weight > 0 then
       local cached = w.cached_tokens
       second = max(second, min(cached, held))
-      held, sent, n = max(held, cached), sent + st.sent[w.slot], n + 1
+      held, sent, n = max(held, cached), sent + sent_to[w.slot], n + 1
     end
   end
   return held, second, sent / max(n, 1)
@@ -184,19 +185,20 @@ function policy.route(req, fleet, st)
   local now, prompt = pl.now(), req.prompt_tokens
   local common = common_pace(fleet, st, now)
   local decode = st.decode_cost * steps_of(req, st)
-  local held, second, sent = crowd(fleet, st)
-  local copy = min(st.copies * (held - second), st.copy_requests * st.typical)
+  local held, second, sent = crowd(fleet, st.sent)
+  local sent_to, depth, neighbours, eviction, typical = st.sent, st.depth, st.neighbours, st.eviction, st.typical
+  local copy = min(st.copies * (held - second), st.copy_requests * typical)
   for i = 0, fleet.n - 1 do
     local w = fleet[i]
     local seconds = huge
     if w.eligible and w.weight > 0 then
-      local slot, tokens = w.slot, missing(req, w)
-      local uneven = sent > 0 and min(st.sent[slot] / sent, UNEVEN) or 0
-      local cost = STEP + w.queued_prefill_tokens * st.depth[slot]
-        + work(tokens, prompt, st) * (1 + st.neighbours * (w.inflight + 1))
-        + tokens * st.eviction * uneven + (w.cached_tokens < held and copy or 0)
-        + decode * w.decode_blocks * w.block_tokens + strangers(w, st) * st.typical
-      seconds = pace_of(w, st, common, now) * cost / w.weight
+      local slot, tokens, pace = w.slot, missing(req, w), pace_of(w, st, common, now)
+      local uneven = sent > 0 and min(sent_to[slot] / sent * (pace / common), UNEVEN) or 0
+      local cost = STEP + w.queued_prefill_tokens * depth[slot]
+        + work(tokens, prompt, st) * (1 + neighbours * (w.inflight + 1))
+        + tokens * eviction * uneven + (w.cached_tokens < held and copy or 0)
+        + decode * w.decode_blocks * w.block_tokens + strangers(w, st) * typical
+      seconds = pace * cost / w.weight
     end
     fleet.cost[i] = seconds
   end

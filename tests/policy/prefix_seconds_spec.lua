@@ -200,6 +200,12 @@ describe("prefix_seconds", function()
       costs({ 80, 50.083333333 / 8 }, at(1, { 10, 6000 }))
     end)
 
+    it("weighs what was sent to a worker: a slow one's cache is not to be filled as fast", function()
+      policy = testing.load(FILE, plain { eviction = 0.5 })
+      at(0, { 8000, 8000 }) -- 744 to a: twice the mean, at 1.2 times the pace: 1,000 + 744 * 0.5 * 2.4 = 1,892.8
+      costs({ 1.8928 * 0.4, 0.625 / 3 }, at(1, { 2000, 6000 }))
+    end)
+
     it("is the same for all within the noise: ties stay ties", function()
       at(0, { 8000, 8000, 8000 })
       local d = at(1, { 7000, 8500, 7600 })
