@@ -57,14 +57,14 @@ typedef struct bench {
 
 static void usage(const char *what)
 {
-    fprintf(
-        stderr,
-        "bench_policies: %s\n"
-        "usage: bench_policies --trace FILE [--engines N] [--timing PRESET] [--pool TOKENS]\n"
-        "  [--rate X] [--window SECONDS] [--knowledge events|routed|none] [--events-delay MS]\n"
-        "  [--gauges SECONDS] [--rows N] [--max-prompt TOKENS] [--warm SHARE] [--think SECONDS]\n"
-        "  [--seeds N] [--seed0 N] [--jobs N] [--json FILE] --policy NAME[:key=value,...] ...\n",
-        what);
+    fprintf(stderr,
+            "bench_policies: %s\n"
+            "usage: bench_policies --trace FILE [--engines N] [--timing PRESET] [--pool TOKENS]\n"
+            "  [--rate X] [--window SECONDS] [--knowledge events|routed|none] [--events-delay MS]\n"
+            "  [--gauges SECONDS] [--rows N] [--max-prompt TOKENS] [--scale N] [--warm SHARE]\n"
+            "  [--think SECONDS] [--seeds N] [--seed0 N] [--jobs N] [--json FILE] --policy "
+            "NAME[:key=value,...] ...\n",
+            what);
     exit(2);
 }
 
@@ -151,6 +151,8 @@ static void option(bench *b, const char *k, const char *v)
         b->trace_options.max_rows = (int)number(k, v, 1, 1e8);
     else if (!strcmp(k, "--max-prompt"))
         b->trace_options.max_prompt = (int)number(k, v, 1, 1e8);
+    else if (!strcmp(k, "--scale"))
+        b->trace_options.scale = (int)number(k, v, 1, 64);
     else if (!strcmp(k, "--warm"))
         b->trace_options.warm_share = number(k, v, 0, 1);
     else if (!strcmp(k, "--think"))
@@ -382,13 +384,14 @@ static bool write_json(const bench *b)
     for (int p = 0; p < b->policies_n; p++)
         json_array_append_new(all, json_policy(b, p));
     json_t *o = json_pack(
-        "{s:s, s:i, s:I, s:i, s:s, s:I, s:f, s:f, s:i, s:I, s:I, s:f, s:f, s:i, s:i, s:o}",
+        "{s:s, s:i, s:I, s:i, s:s, s:I, s:f, s:f, s:i, s:I, s:I, s:f, s:f, s:i, s:i, s:i, s:o}",
         "trace_xxh3", hash, "rows", b->trace.rows_n, "rows_left_out", (json_int_t)b->trace.left_out,
         "engines", s->engines, "timing", b->timing, "pool_tokens", (json_int_t)s->sim.pool_tokens,
         "rate", s->rate, "window_s", s->window_s, "knowledge", (int)s->knowledge, "events_delay_us",
         (json_int_t)s->events_delay_us, "gauges_us", (json_int_t)s->gauges_us, "warm_share",
         b->trace_options.warm_share, "think_most_s", b->trace_options.think_most_s, "max_prompt",
-        b->trace_options.max_prompt, "seeds", b->seeds, "policies", all);
+        b->trace_options.max_prompt, "scale", b->trace_options.scale, "seeds", b->seeds, "policies",
+        all);
     bool ok = o && json_dump_file(o, b->json_path, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0;
     json_decref(o);
     if (!ok)

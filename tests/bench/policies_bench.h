@@ -51,9 +51,10 @@ typedef struct pb_trace_options {
     int max_prompt;      /* tokens; longer ones are left out */
     double warm_share;   /* claude_code: of a session's tools and system prompt, shared by all */
     double think_most_s; /* claude_code: longer pauses are cut */
+    int scale;           /* open loop: prompts are so many times as long */
 } pb_trace_options;
 
-#define PB_TRACE_OPTIONS ((pb_trace_options){0, 200000, 0.5, 60})
+#define PB_TRACE_OPTIONS ((pb_trace_options){0, 200000, 0.5, 60, 1})
 
 /* The format is told by the first line. False with a message on stderr. */
 bool pb_trace_read(const char *path, const pb_trace_options *o, pb_trace *out);

@@ -73,6 +73,7 @@ static bool mooncake_row(reader *r, const json_t *o)
     size_t n = json_array_size(ids);
     if (at < 0 || in < 1 || out < 0 || (int64_t)n != (in + 511) / 512)
         return bad(r, "not a row of a Mooncake trace");
+    in *= r->o->scale;
     if (in > r->o->max_prompt) {
         t->left_out++;
         return true;
@@ -184,7 +185,7 @@ static bool line(reader *r, const char *p, size_t n)
         return bad(r, err.text);
     if (r->line == 1) {
         t->closed = json_object_get(o, "rows") != NULL;
-        t->block_tokens = t->closed ? (int)int_of(o, "block_size") : 512;
+        t->block_tokens = t->closed ? (int)int_of(o, "block_size") : 512 * r->o->scale;
     }
     bool ok = t->block_tokens < 1 ? bad(r, "no block size")
               : t->closed         ? claude_session(r, o)

@@ -2,7 +2,14 @@ local testing = require "perilune.testing"
 
 local FILE = "policies/prefix_seconds.lua"
 -- Round numbers for working by hand: 100 tokens of output at 0.001 make a resident token cost a tenth of a token.
-local PARAMS = { neighbours = 0.25, reuse = 1, decode_cost = 0.001, output_tokens = 100 }
+local PARAMS = { attention_tokens = 0, neighbours = 0.25, reuse = 1, eviction = 0, decode_cost = 0.001,
+  output_tokens = 100 }
+-- The request's own tokens and the queue's alone.
+local function plain(params)
+  local all = { attention_tokens = 0, neighbours = 0, reuse = 1, eviction = 0, decode_cost = 0 }
+  for name, value in pairs(params or {}) do all[name] = value end
+  return all
+end
 
 describe("prefix_seconds", function()
   local policy
@@ -54,20 +61,49 @@ describe("prefix_seconds", function()
       assert.equal("b:spill", pick(list))
     end)
 
-    it("counts a second copy of a prefix against the workers that lack it, unless its holder is busy", function()
-      policy = testing.load(FILE, { neighbours = 0, reuse = 3, copy_tokens = 13000, decode_cost = 0 })
-      local function three(inflight)
-        return decide { { cached_tokens = 6000, inflight = inflight }, { cached_tokens = 1000 }, {} }
-      end
-      -- a: 256 + 2,000; b: 256 + 7,000 + 2 * 5,000; c: 256 + 8,000 + 2 * 6,000
-      costs({ 2256 / 8000, 17256 / 8000, 20256 / 8000 }, three(0))
-      -- with this one 4 on average, 9 on a: it does not count as a holder; 3 where 2 is the average: by half
-      costs({ 2256 / 8000 }, three(1))
-      costs({ (2256 + 12000) / 8000, 17256 / 8000 }, three(9))
-      costs({ (2256 + 6000) / 8000 }, three(3))
-      -- at most 11,000 in all: a holds as much as counts, b lacks 9,000
-      policy = testing.load(FILE, { neighbours = 0, reuse = 3, copy_tokens = 11000, decode_cost = 0 })
-      costs({ 2256 / 8000, 16256 / 8000, 19256 / 8000 }, three(0))
+    it("counts attention: a token behind so many others costs two", function()
+      policy = testing.load(FILE, plain { attention_tokens = 10000, neighbours = 0.5 })
+      -- a: 1,000 tokens behind 7,000: on average 7,500 before them, 1,750; half of it for the next to come
+      -- b: all 8,000, on average 4,000 before them: 11,200
+      costs({ (256 + 1.5 * 1750) / 8000, (256 + 1.5 * 11200) / 8000 }, decide { { cached_tokens = 7000 }, {} })
+      -- it went to a, whose queued tokens are taken to be as deep: 1.75 each; b's as if nothing were before them
+      costs({ (256 + 1750 + 1.5 * 1750) / 8000, (256 + 1000 + 1.5 * 11200) / 8000 },
+        decide { { cached_tokens = 7000, queued_prefill_tokens = 1000 }, { queued_prefill_tokens = 1000 } })
+      -- and went to a again: 1,000 queued at 1.75, 1,000 at 1.75. 6,000 of 8,000 more, at 1.5: 12,500 / 8,000 a token
+      decide { { cached_tokens = 2000, queued_prefill_tokens = 2000 }, { eligible = false } }
+      costs({ (256 + 8000 * 12500 / 8000 + 1.5 * 11200) / 8000 }, decide { { queued_prefill_tokens = 8000 } })
+    end)
+
+    it("counts a copy of what one worker alone holds, against all others", function()
+      policy = testing.load(FILE, plain { reuse = 3 })
+      -- nobody else has 5,000 of it. a: 256 + 2,000; b: 256 + 7,000 + 2 * 5,000; c: 256 + 8,000 + 2 * 5,000
+      costs({ 2256 / 8000, 17256 / 8000, 18256 / 8000 },
+        decide { { cached_tokens = 6000 }, { cached_tokens = 1000 }, {} })
+      -- two have it: anybody may
+      costs({ 2256 / 8000, 2256 / 8000, 8256 / 8000 },
+        decide { { cached_tokens = 6000 }, { cached_tokens = 6000 }, {} })
+      -- who cannot be picked holds nothing
+      costs({ 17256 / 8000, 2256 / 8000 }, decide { { cached_tokens = 1000 }, { cached_tokens = 6000 },
+        { cached_tokens = 6000, eligible = false } })
+      -- at most two average requests, of 1,024 to begin with
+      policy = testing.load(FILE, plain { reuse = 3, copy_requests = 2 })
+      costs({ 2256 / 8000, (8256 + 2048) / 8000 }, decide { { cached_tokens = 6000 }, {} })
+    end)
+
+    it("counts what a prefill displaces by how much was sent there lately", function()
+      policy = testing.load(FILE, plain { eviction = 0.5 })
+      costs({ 8256 / 8000, 8256 / 8000 }, decide { {}, {} })
+      -- a got all 8,000, twice the mean: half of 8,000 twice more; what is cached displaces nothing
+      costs({ (8256 + 8000) / 8000, 8256 / 8000 }, decide { {}, {} })
+      -- b got 8,000 more. After 120 s half of them counts, beside 2,000 that c gets then: 4,000, 4,000 and 2,000
+      decide({ {}, {}, { cached_tokens = 6000 } }, { now = 120 })
+      local third = 10000 / 3
+      costs({ 8256 / 8000 + 0.5 * 4000 / third, (2256 + 0.5 * 2000 * 4000 / third) / 8000,
+        (256 + 0.5 * 0) / 8000 }, decide({ {}, { cached_tokens = 6000 }, { cached_tokens = 8000 } }, { now = 120 }))
+      -- four times the mean at most
+      policy = testing.load(FILE, plain { eviction = 0.5 })
+      decide(testing.fleet(8))
+      costs({ (8256 + 4 * 4000) / 8000, 8256 / 8000 }, decide(testing.fleet(8)))
     end)
 
     it("pays part of the price for what must be fetched from host memory and disk", function()
@@ -145,7 +181,7 @@ describe("prefix_seconds", function()
       end
       return decide(list, { req = req, now = now })
     end
-    before_each(function() policy = testing.load(FILE, { neighbours = 0, reuse = 1 }) end)
+    before_each(function() policy = testing.load(FILE, plain()) end)
 
     it("is one for all until it is measured", function()
       costs({ 0.125, 0.125, 0.125 }, at(0, { 8000, 8000, 8000 }))
@@ -159,9 +195,15 @@ describe("prefix_seconds", function()
       costs({ 1.1 / 3, 0.8125 / 3 }, at(61, { 2000, 6000 }))
       -- 1/10 and 1/6,000: on average 0.0500833. a's tenth, a quarter of it noise; b is held to be 8 times faster, and
       -- no more
-      policy = testing.load(FILE, { neighbours = 0, reuse = 1 })
+      policy = testing.load(FILE, plain())
       at(0, { 8000, 8000 })
       costs({ 80, 50.083333333 / 8 }, at(1, { 10, 6000 }))
+    end)
+
+    it("weighs what was sent to a worker: a slow one's cache is not to be filled as fast", function()
+      policy = testing.load(FILE, plain { eviction = 0.5 })
+      at(0, { 8000, 8000 }) -- 744 to a: twice the mean, at 1.2 times the pace: 1,000 + 744 * 0.5 * 2.4 = 1,892.8
+      costs({ 1.8928 * 0.4, 0.625 / 3 }, at(1, { 2000, 6000 }))
     end)
 
     it("is the same for all within the noise: ties stay ties", function()
@@ -224,7 +266,8 @@ describe("prefix_seconds", function()
   end)
 
   it("refuses parameters that make no sense", function()
-    for name in ("neighbours decode_cost output_tokens gauges_seconds"):gmatch("%S+") do
+    local names = "attention_tokens neighbours reuse copy_requests eviction decode_cost output_tokens gauges_seconds"
+    for name in names:gmatch("%S+") do
       local loaded, stage, message = testing.try_load(FILE, { [name] = -1 })
       assert.is_nil(loaded)
       assert.equal("init", stage)

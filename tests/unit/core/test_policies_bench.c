@@ -29,9 +29,12 @@ static void open_file(void)
     assert_non_null(file);
 }
 
+static int scale = 1;
+
 static bool read_file(pb_trace *t, int max_prompt)
 {
     pb_trace_options o = PB_TRACE_OPTIONS;
+    o.scale = scale;
     if (max_prompt)
         o.max_prompt = max_prompt;
     fclose(file);
@@ -128,6 +131,31 @@ static void test_tokens_follow_the_ids(void **state)
     free(b);
 }
 
+/* Scaled, a prompt is longer and shares as much of itself as before. */
+static void test_prompts_are_scaled(void **state)
+{
+    (void)state;
+    pb_trace t;
+    uint32_t *a = malloc(32768 * sizeof *a), *b = malloc(32768 * sizeof *b);
+    assert_true(a && b);
+    conversations(&t);
+    int input = t.rows[0].input;
+    pb_trace_free(&t);
+    scale = 3;
+    conversations(&t);
+    scale = 1;
+    assert_int_equal(t.rows[0].input, 3 * input);
+    pb_trace_tokens(&t, 0, a);
+    pb_trace_tokens(&t, TALKS + 0, b);
+    assert_memory_equal(a, b, (size_t)t.rows[0].input * sizeof *a);
+    pb_trace_tokens(&t, 1, b);
+    assert_memory_equal(a, b, (size_t)3 * 512 * sizeof *a);
+    assert_memory_not_equal(a + 3 * 512, b + 3 * 512, 16 * sizeof *a);
+    pb_trace_free(&t);
+    free(a);
+    free(b);
+}
+
 static const char *const sessions =
     "{\"id\":\"a\",\"block_size\":64,\"tool_tokens\":256,\"system_tokens\":256,\"rows\":["
     "{\"t\":0.0,\"in\":1290,\"out\":5,\"keep\":0,\"add\":[[1,20]],\"think\":0.0},"
@@ -204,6 +232,7 @@ int main(void)
         cmocka_unit_test(test_knowledge_beats_blindness),
         cmocka_unit_test(test_equal_seeds_give_equal_runs),
         cmocka_unit_test(test_tokens_follow_the_ids),
+        cmocka_unit_test(test_prompts_are_scaled),
         cmocka_unit_test(test_sessions_in_delta_form),
         cmocka_unit_test(test_long_prompts_are_left_out),
         cmocka_unit_test(test_what_is_no_trace_is_refused),
