@@ -228,7 +228,8 @@ static void set_rank(pl_request *rq, pl_edits *edits)
     if (rq->api != PL_API_GENERATE || !tells_rank(rq) ||
         atomic_load_explicit(&rq->engine->kind, memory_order_relaxed) != PL_KIND_SGLANG)
         return;
-    pl_scan without = *rq->scan;
+    pl_scan without;
+    memcpy(&without, rq->scan, pl_scan_bytes(rq->scan));
     pl_member *given = &without.members[PL_MEMBER_ROUTED_DP_RANK];
     if (given->type != PL_JSON_ABSENT && may_name_rank(rq))
         return;

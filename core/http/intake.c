@@ -306,18 +306,21 @@ int pl_intake_body(pl_request *rq)
     bool known;
     rq->api = pl_api_of_path(x->head.path, &known);
 
-    rq->scan = pl_arena_alloc(&x->arena, sizeof *rq->scan);
+    pl_scan scan;
+    int rc = pl_scan_body(x->body, c->max_json_depth, &scan);
+    if (rc != 0) {
+        pl_count(&l->metrics.bad_body, 1);
+        pl_relay_error(rq, 400, "invalid_json", -1, "the body is not usable: %s at byte %zu",
+                       x->body.n ? scan.error : "it is empty", scan.error_at);
+        return rc;
+    }
+    /* kept as long as the stream, without the room that it did not take */
+    rq->scan = pl_arena_alloc(&x->arena, pl_scan_bytes(&scan));
     if (!rq->scan) {
         pl_relay_error(rq, 503, "out_of_memory", 1, "the router is out of memory");
         return PL_ENOMEM;
     }
-    int rc = pl_scan_body(x->body, c->max_json_depth, rq->scan);
-    if (rc != 0) {
-        pl_count(&l->metrics.bad_body, 1);
-        pl_relay_error(rq, 400, "invalid_json", -1, "the body is not usable: %s at byte %zu",
-                       x->body.n ? rq->scan->error : "it is empty", rq->scan->error_at);
-        return rc;
-    }
+    memcpy(rq->scan, &scan, pl_scan_bytes(&scan));
 
     struct pl_req *req = &rq->ask.req;
     req->arrival_seconds = (double)x->head_at_ns / 1e9;

@@ -99,6 +99,12 @@ typedef struct pl_scan {
     pl_scan_long longs[PL_SCAN_LONGS]; /* the first ones, in their order; the rest is not set */
 } pl_scan;
 
+/* What is set of it; a copy may be that short. */
+static inline size_t pl_scan_bytes(const pl_scan *s)
+{
+    return offsetof(pl_scan, longs) + s->longs_n * sizeof s->longs[0];
+}
+
 /* Validates `body` as one JSON object (RFC 8259: strict; nesting at most max_depth, the object
  * itself being 1, and never above 1024; UTF-8 checked in the members of the map and in all keys).
  * 0, or PL_ESYNTAX / PL_ELIMIT with error and error_at set. error_at is the first byte that no
