@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "http/request.h"
 #include "loop.h"
@@ -23,9 +24,10 @@ static void observe(pl_request *rq, enum pl_end_cause cause);
 
 static pl_request *request_new(pl_loop *l, pl_exchange *x)
 {
-    pl_request *rq = calloc(1, sizeof *rq);
+    pl_request *rq = malloc(sizeof *rq);
     if (!rq)
         return NULL;
+    memset(rq, 0, offsetof(pl_request, edits.v));
     rq->loop = l;
     rq->x = x;
     rq->view = pl_view_ref(l->view);

@@ -39,10 +39,9 @@ struct pl_request {
     pl_request_state state;
     pl_view *view; /* referenced: keeps the model and its workers */
     enum pl_api_kind api;
-    pl_str id;      /* x-request-id */
-    bool trusted;   /* the client may pin internals */
-    pl_scan *scan;  /* in the exchange's arena */
-    pl_edits edits; /* of the body, for every try; what a try adds is on top of a copy */
+    pl_str id;     /* x-request-id */
+    bool trusted;  /* the client may pin internals */
+    pl_scan *scan; /* in the exchange's arena */
     pl_ask ask;
     pl_decision decision;
     pl_str policy; /* who made it, in the exchange's arena: a reload may replace it meanwhile */
@@ -98,6 +97,9 @@ struct pl_request {
     pl_buf answer;          /* copy of a whole JSON answer, for usage; bounded */
     const pl_head *held;    /* of an engine's answer that is not passed on yet; NULL: none */
     pl_usage usage;
+
+    pl_edits edits; /* of the body, for every try; what a try adds is on top of a copy. Last: not
+                     * zeroed */
 };
 
 /* --- intake.c: everything that is known before a decision --- */

@@ -161,11 +161,11 @@ typedef struct pl_edit {
 #define PL_EDITS_MAX    28
 #define PL_EDITS_SLICES (2 * PL_EDITS_MAX + 1)
 
-/* Zero-initialise. The commas around removed and appended members are settled by pl_edits_slices,
+/* n = 0 begins it. The commas around removed and appended members are settled by pl_edits_slices,
  * when all edits are known. */
 typedef struct pl_edits {
-    pl_edit v[PL_EDITS_MAX];
     int n;
+    pl_edit v[PL_EDITS_MAX];
 } pl_edits;
 
 /* For places inside a member's value. 0, PL_ELIMIT when full, PL_EINVALID on overlap. `insert` must
