@@ -9,37 +9,7 @@
 
 #include <cmocka.h>
 
-#include "kv/trust.h"
-
-#define S PL_TRUST_S
-
-static uint64_t now;
-
-static pl_trust make(bool replay, bool snapshot)
-{
-    pl_trust_options o = PL_TRUST_DEFAULTS;
-    o.replay = replay;
-    o.snapshot = snapshot;
-    pl_trust t;
-    now = 1000 * S;
-    pl_trust_init(&t, &o, now);
-    return t;
-}
-
-static unsigned live(pl_trust *t, int life, uint64_t seq)
-{
-    return pl_trust_live(t, now, seq, (uint64_t)life * 1000 + seq, 0, 100);
-}
-
-static unsigned held(pl_trust *t, int life, uint64_t seq)
-{
-    return pl_trust_held(t, now, seq, (uint64_t)life * 1000 + seq);
-}
-
-static unsigned replayed(pl_trust *t, int life, uint64_t seq)
-{
-    return pl_trust_replayed(t, now, seq, (uint64_t)life * 1000 + seq);
-}
+#include "trust_calls.h"
 
 /* Any order of messages: nothing is applied twice or out of order within a lifetime, and what is
  * asked for always ends. */

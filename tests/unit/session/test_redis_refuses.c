@@ -5,7 +5,8 @@
 /* However slow this machine is, that is no reason to count as down. */
 #define PATIENCE_MS 20000
 
-static void it_takes_no_writes_for_a_while(void **state)
+/* A server that has taken a session and is about to take no more. */
+static fixture *serving(void **state)
 {
     fixture *f = *state;
     server_start(&f->srv);
@@ -15,8 +16,14 @@ static void it_takes_no_writes_for_a_while(void **state)
     up(f);
     pl_store_call c = put("s", 1, PL_SESSION_ENGINE_BACKED);
     assert_int_equal(ask(f, &c), 0);
+    return f;
+}
+
+static void it_takes_no_writes_for_a_while(void **state)
+{
+    fixture *f = serving(state);
+    pl_store_call c = put("t", 1, PL_SESSION_ENGINE_BACKED);
     server_tell(&f->srv, "REPLICAOF 127.0.0.1 1");
-    c = put("t", 1, PL_SESSION_ENGINE_BACKED);
     assert_int_equal(ask(f, &c), PL_EUNAVAILABLE);
     down(f);
     assert_non_null(strstr(logged(f), "READONLY"));
@@ -28,16 +35,9 @@ static void it_takes_no_writes_for_a_while(void **state)
 /* It answers, and takes nothing. */
 static void it_has_no_memory_for_a_while(void **state)
 {
-    fixture *f = *state;
-    server_start(&f->srv);
-    pl_redis_options o = options(f);
-    o.command_ms = PATIENCE_MS;
-    open_with(f, &o);
-    up(f);
-    pl_store_call c = put("s", 1, PL_SESSION_ENGINE_BACKED);
-    assert_int_equal(ask(f, &c), 0);
+    fixture *f = serving(state);
+    pl_store_call c = put("t", 1, PL_SESSION_ENGINE_BACKED);
     server_tell(&f->srv, "CONFIG SET maxmemory 1");
-    c = put("t", 1, PL_SESSION_ENGINE_BACKED);
     assert_int_equal(ask(f, &c), PL_EUNAVAILABLE);
     down(f);
     uint64_t until_ns = pl_now_ns() + 2500000000u; /* it is asked again and again */
@@ -52,14 +52,7 @@ static void it_has_no_memory_for_a_while(void **state)
 /* It would lose them: it has fewer replicas than it is told to have. */
 static void it_has_too_few_replicas_for_a_while(void **state)
 {
-    fixture *f = *state;
-    server_start(&f->srv);
-    pl_redis_options o = options(f);
-    o.command_ms = PATIENCE_MS;
-    open_with(f, &o);
-    up(f);
-    pl_store_call c = put("s", 1, PL_SESSION_ENGINE_BACKED);
-    assert_int_equal(ask(f, &c), 0);
+    fixture *f = serving(state);
     server_tell(&f->srv, "CONFIG SET min-replicas-to-write 1");
     pl_store_call n = put("t", 1, PL_SESSION_ENGINE_BACKED);
     assert_int_equal(ask(f, &n), PL_EUNAVAILABLE);
