@@ -522,11 +522,11 @@ void pl_index_clear(pl_index *ix, int slot, int tier)
         if (!h)
             continue;
         ix->holder[slot][t] = NULL;
-        if (h->names.n == 0) {
+        pl_ix_count_entries(ix, h, -(int64_t)h->entries);
+        if (h->names.n == 0) { /* without memory, entries may have outlived their names */
             pl_ix_holder_free(ix, h);
             continue;
         }
-        pl_ix_count_entries(ix, h, -(int64_t)h->entries);
         atomic_fetch_add_explicit(&ix->past_lives, 1, memory_order_seq_cst);
         atomic_fetch_add_explicit(&ix->life[place], 1, memory_order_seq_cst);
         h->next = NULL;
